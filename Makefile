@@ -1,0 +1,43 @@
+# Needs only python3, pip and make; everything else goes into .venv.
+PYTHON ?= python3
+# pytest workers; 0 is none: tests that measure time should not share their cores.
+JOBS ?= 0
+
+BIN := .venv/bin
+READY := .venv/.ready
+INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
+
+.PHONY: demo test check gauntlet bench clean
+
+demo: $(READY)
+	@$(BIN)/holter demo
+
+test: $(READY)
+	@$(BIN)/python -m pytest -q -n $(JOBS)
+
+check: $(READY)
+	@$(BIN)/ruff format --check --quiet .
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/mypy --no-error-summary
+	@$(BIN)/python -m pytest -q tests/test_architecture.py
+
+gauntlet: $(READY)
+	@$(BIN)/python -m pytest -q -m gauntlet --timeout 3600
+
+bench: $(READY)
+	@$(BIN)/python -m benchmarks.overhead
+
+# Keeps runs/ (the user's data) and .venv (a long download).
+clean:
+	@rm -rf build dist benchmarks/scratch .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	@find holter tests benchmarks -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
+
+# torch first and alone: the constraint keeps later lines from pulling another, much larger build.
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit("Holter needs Python 3.10 or newer; name one: make PYTHON=python3.12" if sys.version_info < (3, 10) else 0)'
+	@echo "Setting up .venv (minutes the first time: torch is large)"
+	@test -x $(BIN)/pip || $(PYTHON) -m venv .venv || $(PYTHON) -m venv --without-pip .venv
+	@test -x $(BIN)/pip || $(PYTHON) -m pip --python $(BIN)/python install -qq pip
+	@$(INSTALL) torch==2.13.0
+	@$(INSTALL) -e ".[dev]"
+	@touch $@

@@ -1,0 +1,131 @@
+"""Work off the training thread: a bounded queue and one thread. Posting never blocks, and drops are counted."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Generic, TypeVar
+
+Item = TypeVar("Item")
+
+MOST_ITEMS = 4096
+MOST_BYTES = 64 << 20
+
+
+class Background(Generic[Item]):
+    """Calls `work(item)` for every posted item, in order, on a thread of its own.
+
+    `work` returns None when the item is done, or the seconds after which to try it again; it should not raise, and
+    where it does, `failed` is told and the item is given up. `idle` is called now and then while there is no work.
+    A forked child inherits the object but not the thread: there, posting and closing do nothing.
+    """
+
+    def __init__(
+        self,
+        work: Callable[[Item], float | None],
+        failed: Callable[[BaseException], None],
+        *,
+        name: str,
+        idle: Callable[[], None] | None = None,
+        idle_seconds: float = 5.0,
+        most_items: int = MOST_ITEMS,
+        most_bytes: int = MOST_BYTES,
+    ) -> None:
+        self._work, self._failed, self._idle, self._idle_seconds = work, failed, idle, idle_seconds
+        self._most_items, self._most_bytes = most_items, most_bytes
+        self._queue: deque[tuple[Item, int]] = deque()
+        self._bytes = 0
+        self._closing = False
+        self._deadline = float("inf")
+        self._process = os.getpid()
+        self._changed = threading.Condition()
+        self.dropped = 0  # items that found the queue full
+        self.seconds = 0.0  # processor time that the thread has used
+        # A daemon: a hanging disk or sink must not keep the process from ending.
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    def post(self, item: Item, size: int = 0) -> bool:
+        """Queues an item of about this many bytes; False where it had to be dropped."""
+        if os.getpid() != self._process:
+            return False
+        with self._changed:
+            if self._closing or len(self._queue) >= self._most_items or self._bytes + size > self._most_bytes:
+                self.dropped += 1
+                return False
+            self._queue.append((item, size))
+            self._bytes += size
+            self._changed.notify_all()
+        return True
+
+    def flush(self, seconds: float) -> bool:
+        """Waits until everything posted so far is done, at most this long; says whether it is."""
+        if os.getpid() != self._process or threading.current_thread() is self._thread:
+            return False
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._queue or not self._thread.is_alive(), seconds)
+
+    def close(self, seconds: float) -> int:
+        """Finishes what is queued, at most this long, and ends the thread. Returns how many items were left undone."""
+        if os.getpid() != self._process:
+            return 0
+        self.stop(seconds)
+        if threading.current_thread() is not self._thread:
+            self._thread.join(seconds)
+        return len(self._queue)
+
+    def stop(self, seconds: float) -> None:
+        """Like close, without waiting for it."""
+        if os.getpid() != self._process:
+            return
+        with self._changed:
+            self._closing = True
+            self._deadline = time.monotonic() + seconds
+            self._changed.notify_all()
+
+    def _run(self) -> None:
+        while self._wait_for_item():
+            again = self._do(self._queue[0][0])
+            self.seconds = time.thread_time()
+            with self._changed:
+                if again is None:
+                    _, size = self._queue.popleft()
+                    self._bytes -= size
+                    self._changed.notify_all()
+                elif time.monotonic() + again > self._deadline:
+                    return
+                else:
+                    self._changed.wait_for(lambda: self._closing, again)
+
+    def _wait_for_item(self) -> bool:
+        """True when there is an item to work on, False when all is done and the thread may end."""
+        while True:
+            with self._changed:
+                if not self._queue and not self._closing:
+                    self._changed.wait(self._idle_seconds)
+                if self._queue:
+                    return time.monotonic() < self._deadline
+                if self._closing:
+                    return False
+            if self._idle:  # outside the lock: it may touch a disk that hangs
+                self._quietly(self._idle)
+
+    def _do(self, item: Item) -> float | None:
+        try:
+            return self._work(item)
+        except Exception as error:
+            self._quietly(partial(self._failed, error))
+            return None
+
+    def _quietly(self, call: Callable[[], None]) -> None:
+        try:
+            call()
+        except Exception as error:
+            self._last_resort = error  # the very telling of a failure failed: kept for a debugger, nothing more to do

@@ -1,0 +1,43 @@
+"""What monitoring costs, and how often it may measure so that it stays below the user's share of the step time.
+
+A purse: every second of training earns `share` seconds, every measurement spends what it took, and one that the
+purse cannot pay for is left out. A run starts with an allowance, so short runs are seen whole; over any longer
+stretch the cost is below allowance + share x time, whatever the model.
+"""
+
+from __future__ import annotations
+
+ALLOWANCE_SECONDS = 1.0
+_SMOOTHING = 0.2  # weight of the newest cost in the expected one
+
+
+class Budget:
+    """`share` of the training time that monitoring may take; None for no limit, 0 for scalars only."""
+
+    def __init__(self, share: float | None) -> None:
+        self.share = share
+        self._purse = ALLOWANCE_SECONDS if share else 0.0
+        self._expected: dict[str, float] = {}
+        self.elapsed = 0.0
+        self.spent = 0.0
+
+    def earn(self, seconds: float) -> None:
+        """Training time that went by. The purse is capped: a pause is no reason for a spending spree."""
+        self.elapsed += seconds
+        self._purse = min(self._purse + (self.share or 0.0) * seconds, ALLOWANCE_SECONDS)
+
+    def spend(self, seconds: float) -> None:
+        self.spent += seconds
+        self._purse -= seconds
+
+    def learn(self, kind: str, seconds: float) -> None:
+        """What a measurement of this kind took, to expect the next one."""
+        known = self._expected.get(kind, seconds)
+        # A first call that builds tables is no measure of the next: expectations fall at once and rise slowly.
+        self._expected[kind] = min(seconds, known + _SMOOTHING * (seconds - known))
+
+    def affords(self, kind: str) -> bool:
+        """Whether a measurement of this kind may be made now."""
+        if self.share is None:
+            return True
+        return self.share > 0 and self._expected.get(kind, 0.0) <= self._purse

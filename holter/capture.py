@@ -1,0 +1,217 @@
+"""Hooks: when a training step begins, is taken or skipped, and which tensors it concerns. No arithmetic.
+
+Gradients are read where the optimizer takes them, by torch's global step hooks, so that an optimizer that replaces
+the watched one is seen at its first step. The model carries one forward pre-hook; everything is gone after `detach`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils.hooks import RemovableHandle
+
+# Optimizers that a live monitor was told to watch. Another monitor of the same model leaves them alone.
+_claimed: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
+
+
+class Listener(Protocol):
+    """What a capture tells; nothing of it may raise."""
+
+    def training_forward(self) -> None: ...
+
+    def before_step(self, optimizer: Optimizer, has_closure: bool) -> None: ...
+
+    def after_step(self, optimizer: Optimizer, has_closure: bool) -> None: ...
+
+    def skipped_step(self, optimizer: Optimizer) -> None: ...
+
+
+class Layers:
+    """The parameters of a model under torch's own names, found anew whenever its structure has changed."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = weakref.ref(model)
+        self._structure: list[object] = []
+        self._names: dict[int, str] = {}
+
+    def current(self) -> tuple[list[str], list[nn.Parameter]]:
+        """Names and parameters in torch's order, each parameter once; empty when the model is gone."""
+        model = self._model()
+        if model is None:
+            return [], []
+        structure, parameters = _walk(model)
+        if structure != self._structure:
+            self._names = {id(parameter): name for name, parameter in model.named_parameters()}
+            self._structure = structure
+        return [self._names[id(parameter)] for parameter in parameters], parameters
+
+
+def _walk(model: nn.Module) -> tuple[list[object], list[nn.Parameter]]:
+    """What identifies the structure of a model, and its parameters. Several times quicker than named_parameters()."""
+    structure: list[object] = []
+    parameters: dict[int, nn.Parameter] = {}
+    stack: list[nn.Module | None] = [model]
+    while stack:
+        module = stack.pop()
+        if module is None:
+            continue
+        structure.append(id(module))
+        for parameter in module._parameters.values():
+            if parameter is not None:
+                parameters.setdefault(id(parameter), parameter)
+        structure.extend(module._parameters)
+        structure.extend(module._modules)
+        stack.extend(reversed(module._modules.values()))
+    structure.extend(parameters)
+    return structure, list(parameters.values())
+
+
+def held_by(optimizer: Optimizer) -> set[int]:
+    """The ids of the parameters that an optimizer holds."""
+    return {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+
+
+class Capture:
+    """Attached to one model and its optimizers. Holds neither: both can be garbage-collected."""
+
+    def __init__(
+        self, model: nn.Module, optimizers: Sequence[Optimizer], scaler: Any | None, listener: Listener
+    ) -> None:
+        self._model = weakref.ref(model)
+        self._listener = listener
+        self._optimizers: weakref.WeakKeyDictionary[Optimizer, bool] = weakref.WeakKeyDictionary()
+        self._claims = weakref.WeakSet(optimizers)
+        for optimizer in optimizers:
+            self._optimizers[optimizer] = True
+            _claimed[optimizer] = _claimed.get(optimizer, 0) + 1
+        self._handles: list[RemovableHandle] = [
+            register_optimizer_step_pre_hook(self._before_step),
+            register_optimizer_step_post_hook(self._after_step),
+        ]
+        with contextlib.suppress(RuntimeError):  # a scripted module takes no hooks: its forwards are not observed
+            self._handles.append(model.register_forward_pre_hook(_ForwardHook(self)))
+        self._scaler = _WatchedScaler.attach(scaler, self) if scaler is not None else None
+
+    def detach(self) -> None:
+        """Leaves no trace; a second call does nothing."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        for optimizer in self._claims:
+            _claimed[optimizer] = _claimed.get(optimizer, 1) - 1
+        self._claims.clear()
+        if self._scaler is not None:
+            self._scaler.detach()
+            self._scaler = None
+
+    @property
+    def several_optimizers(self) -> bool:
+        return sum(self._optimizers.values()) > 1
+
+    def forward(self) -> None:
+        model = self._model()
+        if model is not None and model.training and torch.is_grad_enabled():
+            self._listener.training_forward()
+
+    def skipped(self, optimizer: Optimizer) -> None:
+        if self._concerns(optimizer):
+            self._listener.skipped_step(optimizer)
+
+    def _before_step(self, optimizer: Optimizer, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+        if self._concerns(optimizer):
+            self._listener.before_step(optimizer, _has_closure(args, kwargs))
+
+    def _after_step(self, optimizer: Optimizer, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+        if self._concerns(optimizer):
+            if self._scaler is not None:
+                self._scaler.stepped = True
+            self._listener.after_step(optimizer, _has_closure(args, kwargs))
+
+    def _concerns(self, optimizer: Optimizer) -> bool:
+        """Whether this optimizer trains the watched model: it was named, or it holds parameters of it unclaimed."""
+        known = self._optimizers.get(optimizer)
+        if known is None:
+            known = not _claimed.get(optimizer) and self._trains_the_model(optimizer)
+            self._optimizers[optimizer] = known
+        return known
+
+    def _trains_the_model(self, optimizer: Optimizer) -> bool:
+        model = self._model()
+        return model is not None and overlaps(model.parameters(), optimizer)
+
+
+def overlaps(parameters: Iterable[nn.Parameter], optimizer: Optimizer) -> bool:
+    held = held_by(optimizer)
+    return any(id(parameter) in held for parameter in parameters)
+
+
+def _has_closure(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    return (len(args) > 1 and args[1] is not None) or kwargs.get("closure") is not None
+
+
+class _ForwardHook:
+    """The one hook on the model. A copied or pickled model carries a harmless stand-in from the standard library."""
+
+    def __init__(self, capture: Capture) -> None:
+        self._capture = weakref.ref(capture)
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        if torch.compiler.is_compiling():
+            return  # a constant for the compiler: nothing of the hook stays in the graph
+        capture = self._capture()
+        if capture is not None:
+            capture.forward()
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return getattr, (
+            contextlib.nullcontext(),
+            "__exit__",
+        )  # takes any arguments, does nothing, needs no Holter
+
+
+class _WatchedScaler:
+    """Stands in for a GradScaler's `step`, to see the steps that it skips: then no optimizer hook is called."""
+
+    def __init__(self, scaler: Any, inner: Callable[..., Any], capture: Capture | None) -> None:
+        self._scaler, self._inner, self._capture = scaler, inner, capture
+        self.stepped = False
+
+    @classmethod
+    def attach(cls, scaler: Any, capture: Capture) -> _WatchedScaler:
+        watched = cls(scaler, scaler.step, capture)
+        scaler.step = watched
+        return watched
+
+    def detach(self) -> None:
+        self._capture = None
+        if self._scaler.__dict__.get("step") is not self:
+            return  # another monitor stands in front: it takes this one away with itself
+        if isinstance(self._inner, _WatchedScaler):
+            self._scaler.step = self._inner
+            if self._inner._capture is None:
+                self._inner.detach()
+        else:
+            del self._scaler.step
+
+    def __call__(self, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
+        self.stepped = False
+        result = self._inner(optimizer, *args, **kwargs)
+        if not self.stepped and self._capture is not None:
+            self._capture.skipped(optimizer)
+        return result
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return _WatchedScaler, (self._scaler, self._inner, None)  # a copy of the scaler is not watched
+
+
+def gradient_scale_of(optimizer: Optimizer) -> Tensor | None:
+    """What the gradients are still multiplied by while a fused optimizer steps under a GradScaler."""
+    scale = getattr(optimizer, "grad_scale", None)
+    return scale if isinstance(scale, Tensor) else None

@@ -1,0 +1,138 @@
+"""Entries to bytes and back: one safetensors blob an entry, its words as JSON in the blob's metadata.
+
+Data is never code: nothing is read here but numbers and JSON.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from safetensors import SafetensorError
+from safetensors import numpy as safetensors_numpy
+
+from holter.record import Ending, Entry, LayerRows, Problem, Record
+from holter.statistics.histogram import Histograms
+from holter.statistics.rows import COLUMNS, Rows
+
+Arrays = dict[str, npt.NDArray[Any]]
+Layers = tuple[str, ...]
+_KEY = "holter"
+
+
+class Encoder:
+    """Encodes entries for one file. Layer names are written once, in a frame of their own, and then referred to."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[Layers, int] = {}
+
+    def copy(self) -> Encoder:
+        """A twin to encode with, so that a failed write can be forgotten."""
+        twin = Encoder()
+        twin._numbers = dict(self._numbers)
+        return twin
+
+    def encode(self, entry: Entry) -> list[bytes]:
+        """The blobs to append: layer tables that the file does not hold yet, then the entry itself."""
+        if isinstance(entry, Ending):
+            return [_pack({"kind": "ending", **asdict(entry)}, {})]
+        if isinstance(entry, Problem):
+            return [_pack({"kind": "problem", **asdict(entry)}, {})]
+        tables = [self._table(rows.layers) for rows in entry.rows.values() if rows.layers not in self._numbers]
+        return [*tables, self._record(entry)]
+
+    def _table(self, layers: Layers) -> bytes:
+        number = self._numbers[layers] = len(self._numbers)
+        return _pack({"kind": "layers", "number": number, "layers": list(layers)}, {})
+
+    def _record(self, record: Record) -> bytes:
+        arrays: Arrays = {"scalars": np.array(list(record.scalars.values()), dtype=np.float64)}
+        roles = []
+        for place, (role, layer_rows) in enumerate(record.rows.items()):
+            rows = layer_rows.rows
+            # Most columns of most steps are zero throughout (NaNs, Infs): those are left out.
+            used = [i for i in range(len(COLUMNS)) if rows.values[:, i].any()]
+            arrays[f"{place}.values"] = np.ascontiguousarray(rows.values[:, used].T)
+            if rows.histograms is not None:
+                arrays[f"{place}.offsets"] = rows.histograms.offsets
+                arrays[f"{place}.buckets"] = rows.histograms.buckets
+                arrays[f"{place}.counts"] = rows.histograms.counts
+            columns = [COLUMNS[i] for i in used]
+            roles.append({"role": role, "layers": self._numbers[layer_rows.layers], "columns": columns})
+        words = {
+            "kind": "record",
+            "step": record.step,
+            "time": record.time,
+            "segment": record.segment,
+            "late": record.late,
+            "scalars": list(record.scalars),
+            "notes": dict(record.notes),
+            "roles": roles,
+        }
+        return _pack(words, arrays)
+
+
+class Decoder:
+    """Decodes the blobs of one file, in their order. A blob that is no entry raises ValueError."""
+
+    def __init__(self) -> None:
+        self._layers: dict[int, Layers] = {}
+
+    def decode(self, blob: bytes) -> Entry | None:
+        """The entry, or None for a table of layers."""
+        try:
+            words, arrays = _unpack(blob)
+            return self._entry(words, arrays)
+        except (KeyError, TypeError, IndexError, AttributeError, SafetensorError) as error:
+            raise ValueError(f"not an entry of a journal: {error!r}") from error
+
+    def _entry(self, words: Mapping[str, Any], arrays: Arrays) -> Entry | None:
+        kind = words["kind"]
+        fields = {name: value for name, value in words.items() if name != "kind"}
+        if kind == "layers":
+            self._layers[words["number"]] = tuple(words["layers"])
+            return None
+        if kind == "ending":
+            return Ending(**fields)
+        if kind == "problem":
+            return Problem(**fields)
+        if kind == "record":
+            return self._record(words, arrays)
+        raise ValueError(f"unknown kind of entry {kind!r}")
+
+    def _record(self, words: Mapping[str, Any], arrays: Arrays) -> Record:
+        rows = {role["role"]: self._rows(place, role, arrays) for place, role in enumerate(words["roles"])}
+        return Record(
+            step=words["step"],
+            time=words["time"],
+            scalars=dict(zip(words["scalars"], arrays["scalars"].tolist(), strict=True)),
+            rows=rows,
+            notes=words["notes"],
+            segment=words["segment"],
+            late=words["late"],
+        )
+
+    def _rows(self, place: int, role: Mapping[str, Any], arrays: Arrays) -> LayerRows:
+        layers = self._layers[role["layers"]]
+        values = np.zeros((len(layers), len(COLUMNS)))
+        for column, found in zip(role["columns"], arrays[f"{place}.values"], strict=True):
+            values[:, COLUMNS.index(column)] = found
+        histograms = None
+        if f"{place}.offsets" in arrays:
+            histograms = Histograms(*(arrays[f"{place}.{part}"] for part in ("offsets", "buckets", "counts")))
+        return LayerRows(layers, Rows(values, histograms))
+
+
+def _pack(words: Mapping[str, Any], arrays: Arrays) -> bytes:
+    return bytes(safetensors_numpy.save(arrays, {_KEY: json.dumps(words)}))
+
+
+def _unpack(blob: bytes) -> tuple[Mapping[str, Any], Arrays]:
+    """safetensors' numpy reader drops the metadata, so its JSON header is read here."""
+    length = int.from_bytes(blob[:8], "little")
+    header = json.loads(blob[8 : 8 + length])
+    return json.loads(header["__metadata__"][_KEY]), safetensors_numpy.load(blob)

@@ -1,0 +1,194 @@
+"""Collector: the step that is being taken. Decides what is measured in it and on which step a logged value lands."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from holter.budget import Budget
+from holter.capture import Layers, gradient_scale_of
+from holter.draft import Draft, RoleRows
+from holter.problems import Complaint
+from holter.settings import Settings
+from holter.statistics.measure import Measurer, unmeasurable
+
+BATCH = ("inputs", "targets")  # logged names whose tensors are measured as rows instead of read as scalars
+
+
+class Collector:
+    """Fills one draft a step and posts it when the step is over. Runs on the training thread and never waits."""
+
+    def __init__(
+        self,
+        layers: Layers,
+        settings: Settings,
+        budget: Budget,
+        post: Callable[[Draft], None],
+        report: Callable[[str, BaseException], None],
+    ) -> None:
+        self.step = 0
+        self._layers, self._settings, self._budget = layers, settings, budget
+        self._post, self._report = post, report
+        self._measurer = Measurer()
+        self._measured_at: dict[str, int] = {}  # kind -> the last step that had it
+        self._pending = Draft()
+        self._logged_last: set[str] | None = None  # what the last step was told; None before the first step
+        self._forward_since_step = False
+        self._forwards_are_visible = False
+        self._step_ended = time.perf_counter()
+        self._spent_before = 0.0
+
+    def restart(self, step: int) -> None:
+        """Goes on from another step, as after loading a checkpoint; what was pending there is not of this line."""
+        self.step = step
+        self._pending = Draft()
+        self._logged_last = None
+        self._measured_at.clear()
+
+    def training_forward(self) -> None:
+        self._forward_since_step = True
+
+    # What is logged -------------------------------------------------------------------------------------------
+
+    def log(self, values: Mapping[str, Any]) -> None:
+        """Adds values to the step they belong to: the one being prepared, or the one just taken."""
+        if not self._belongs_to_last_step(values):
+            self._add_all(self._pending, values)
+            return
+        late = Draft(step=self.step - 1, time=time.time(), late=True)
+        self._add_all(late, values)
+        assert self._logged_last is not None
+        self._logged_last.update(values)
+        self._post(late.seal())
+
+    def _belongs_to_last_step(self, values: Mapping[str, Any]) -> bool:
+        """A value logged after a step and before the next training forward belongs to the step just taken.
+
+        Where forwards cannot be seen (compiled away, or the model's own methods are called), a name that the last
+        step has already been told belongs to the next one.
+        """
+        if self._logged_last is None or self._forward_since_step:
+            return False
+        return self._forwards_are_visible or self._logged_last.isdisjoint(values)
+
+    def _add_all(self, draft: Draft, values: Mapping[str, Any]) -> None:
+        for name, value in values.items():
+            try:
+                self._add(draft, name, value)
+            except Exception as error:
+                self._report(f"log {name}", error)
+
+    def _add(self, draft: Draft, name: str, value: Any) -> None:
+        if name in BATCH and isinstance(value, Tensor):
+            self._measure(draft, "batch", [name], [value], self._settings.every)
+        elif isinstance(value, Tensor):
+            if value.numel() != 1:
+                raise Complaint("only inputs= and targets= take whole tensors, other values are single numbers")
+            # On the host it can be read at once; elsewhere a copy is kept, which later changes do not reach.
+            draft.add(name, float(value.detach()) if value.device.type == "cpu" else value.detach().clone().view(()))
+        else:
+            try:
+                draft.add(name, float(value))
+            except (TypeError, ValueError):
+                raise Complaint(f"it is a {type(value).__name__}, not a number") from None
+
+    # What is measured -----------------------------------------------------------------------------------------
+
+    def read_gradients(self, at: str, held: set[int] | None = None) -> None:
+        """Measures the gradients as they are now: those of the parameters whose ids are `held`, or of all."""
+        names, tensors = [], []
+        for name, parameter in zip(*self._layers.current(), strict=True):
+            gradient = parameter.grad
+            if gradient is not None and (held is None or id(parameter) in held):
+                names.append(name)
+                tensors.append(gradient)
+        if self._measure(self._pending, "gradient", names, tensors, self._settings.every):
+            self._pending.notes["gradients_read_at"] = at
+
+    def read_weights(self) -> None:
+        if self._settings.weights is not None and self._is_due("weight", self._settings.weights):
+            names, parameters = self._layers.current()
+            self._measure(self._pending, "weight", names, list(parameters), self._settings.weights)
+
+    def has_gradients(self) -> bool:
+        return self._pending.has("gradient")
+
+    def clipped(self, norm: Tensor, max_norm: float, norm_type: float) -> None:
+        if norm_type == 2.0:
+            self._pending.set("clip_norm", norm.detach().clone() if norm.device.type != "cpu" else float(norm))
+            self._pending.set("clip_max_norm", float(max_norm))
+
+    def _is_due(self, kind: str, every: int) -> bool:
+        """Every so many steps; and again within a step, where what was read is replaced."""
+        since = self.step - self._measured_at.get(kind, self.step)
+        return since == 0 or since >= every
+
+    def _measure(self, draft: Draft, role: str, names: list[str], tensors: list[Tensor], every: int) -> bool:
+        """Adds the rows of these tensors to the draft, if this role is due and the budget allows it."""
+        kind = role if role != "batch" else f"{role} {names[0]}"
+        if not tensors or not self._is_due(kind, every) or not self._budget.affords(kind):
+            return False
+        pace, with_histogram = self._settings.histograms, f"{kind} histogram"
+        histograms = pace is not None and self._is_due(with_histogram, pace) and self._budget.affords(with_histogram)
+        started = time.perf_counter()
+        draft.drop(role, names)
+        for device_names, device_tensors in self._by_device(names, tensors):
+            rows = self._measurer.measure(device_tensors, histograms=histograms)
+            draft.rows.append(RoleRows(role, tuple(device_names), rows))
+        self._measured_at[kind] = self.step
+        if histograms:
+            self._measured_at[with_histogram] = self.step
+        self._budget.learn(with_histogram if histograms else kind, time.perf_counter() - started)
+        return True
+
+    def _by_device(self, names: list[str], tensors: list[Tensor]) -> list[tuple[list[str], list[Tensor]]]:
+        groups: dict[torch.device, tuple[list[str], list[Tensor]]] = {}
+        for name, tensor in zip(names, tensors, strict=True):
+            refused = unmeasurable(tensor)
+            if refused is not None:
+                self._report(f"measure {name}", Complaint(refused))
+                continue
+            group = groups.setdefault(tensor.device, ([], []))
+            group[0].append(name)
+            group[1].append(tensor)
+        return list(groups.values())
+
+    # The end of a step ----------------------------------------------------------------------------------------
+
+    def finish(self, optimizer: Optimizer, scaler: Any | None = None, *, skipped: bool = False) -> None:
+        """The step is over: its draft goes to the writer, the next one begins."""
+        draft, self._pending = self._pending, Draft()
+        try:
+            self._describe(draft, optimizer, scaler, skipped)
+        finally:  # whatever could be collected is kept, and a step is counted once
+            draft.step, draft.time = self.step, time.time()
+            self._logged_last = set(draft.values)
+            self._forwards_are_visible, self._forward_since_step = self._forward_since_step, False
+            self.step += 1
+            self._post(draft.seal())
+
+    def _describe(self, draft: Draft, optimizer: Optimizer, scaler: Any | None, skipped: bool) -> None:
+        for place, group in enumerate(optimizer.param_groups):
+            rate = group.get("lr")
+            if rate is not None:
+                self._add(draft, f"learning_rate/{place}" if place else "learning_rate", rate)
+        draft.gradient_scale = gradient_scale_of(optimizer)
+        found_inf = getattr(optimizer, "found_inf", None)  # a fused optimizer skips the step by itself
+        if isinstance(found_inf, Tensor):
+            self._add(draft, "skipped", found_inf)
+        elif scaler is not None:
+            draft.add("skipped", float(skipped))
+        read_scale = getattr(scaler, "_get_scale_async", None)  # get_scale() would wait for the device
+        scale = read_scale() if read_scale else None
+        if isinstance(scale, Tensor):
+            self._add(draft, "loss_scale", scale)
+        now = time.perf_counter()
+        draft.set("step_time", now - self._step_ended)
+        self._budget.earn(now - self._step_ended)
+        draft.set("monitor_cost", (self._budget.spent - self._spent_before) / max(now - self._step_ended, 1e-9))
+        self._step_ended, self._spent_before = now, self._budget.spent

@@ -1,0 +1,1 @@
+"""What is wrong, where, since when, why, and what to change."""

@@ -1,0 +1,317 @@
+"""Monitor: wires capture, collector and writer to one model and its optimizers, and contains what goes wrong."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import os
+import sys
+import time
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar, cast
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from holter.budget import Budget
+from holter.capture import Capture, Layers, held_by
+from holter.collector import Collector
+from holter.diagnosis.finding import Finding, from_problem
+from holter.history import History
+from holter.problems import Problems
+from holter.record import Ending, Problem
+from holter.run import Run
+from holter.settings import Settings, cannot_write, check_sinks, check_training, make_directory
+from holter.sinks import Sink
+from holter.training_info import describe_training, rank_of_process
+from holter.writer import Writer
+
+_CLOSE_SECONDS = 1.8
+
+
+def watch(
+    model: nn.Module,
+    optimizer: Optimizer | Sequence[Optimizer],
+    *,
+    run: str | os.PathLike[str] | bool | None = None,
+    every: int = 1,
+    weights: int | None = 100,
+    histograms: int | None = 100,
+    scaler: Any | None = None,
+    scheduler: Any | None = None,
+    total_steps: int | None = None,
+    budget: float | None = 0.01,
+    sinks: Sequence[Sink] = (),
+) -> Monitor:
+    """Records every optimizer step of this model from now on.
+
+    `run` names the directory (`runs/<date-time-word>` by default; False keeps everything in memory). Gradients are
+    measured every `every` steps, `weights` and `histograms` every so many, None for never, all within `budget`: the
+    share of the training time that monitoring may take (None for no limit, 0 for scalars only). Pass the `scaler`
+    of mixed precision so that the steps it skips are seen.
+
+    >>> import holter, torch
+    >>> model = torch.nn.Linear(2, 1)
+    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    >>> with holter.watch(model, optimizer, run=False) as monitor:
+    ...     loss = model(torch.ones(4, 2)).square().mean()
+    ...     loss.backward()
+    ...     optimizer.step()
+    ...     monitor.log(loss=loss)
+    >>> len(monitor.history)
+    1
+    """
+    settings = Settings(every=every, weights=weights, histograms=histograms, budget=budget, total_steps=total_steps)
+    return Monitor(model, optimizer, settings, run=run, scaler=scaler, scheduler=scheduler, sinks=sinks)
+
+
+Method = TypeVar("Method", bound=Callable[..., None])
+
+
+def _contained(purpose: str) -> Callable[[Method], Method]:
+    """For what the training thread calls: our own failure is kept as a problem and never reaches the training.
+
+    What is closed, or was inherited by a forked worker, does nothing. The time it takes is charged to the budget.
+    """
+
+    def wrap(method: Method) -> Method:
+        @functools.wraps(method)
+        def guarded(self: Monitor, *args: Any, **kwargs: Any) -> None:
+            if self._closed or os.getpid() != self._process:
+                return
+            started = time.perf_counter()
+            try:
+                method(self, *args, **kwargs)
+            except Exception as error:
+                self._problems.add(purpose, error)
+            self._budget.spend(time.perf_counter() - started)
+
+        return cast(Method, guarded)
+
+    return wrap
+
+
+class Monitor:
+    """Attached to a training until `close()`; made by `watch()`. Nothing it does raises into the training."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer | Sequence[Optimizer],
+        settings: Settings,
+        *,
+        run: str | os.PathLike[str] | bool | None = None,
+        scaler: Any | None = None,
+        scheduler: Any | None = None,
+        sinks: Sequence[Sink] = (),
+    ) -> None:
+        optimizers = check_training(model, optimizer, scaler)
+        check_sinks(sinks)
+        rank = rank_of_process()
+        self.path: Path | None = make_directory(run, rank)
+        self._process, self._rank, self._closed = os.getpid(), rank, False
+        self._scaler = weakref.ref(scaler) if scaler is not None else lambda: None
+        self._model = weakref.ref(model, lambda _: self._model_is_gone())
+        self._budget = Budget(settings.budget)
+        self._problems = Problems(self._tell)
+        info = describe_training(model, optimizers, scheduler, settings.total_steps)
+        try:
+            self._writer = Writer(self.path, rank, info, sinks, self._problems.add)
+        except OSError as error:
+            raise cannot_write(self.path, error) from error
+        self._writer_seconds = 0.0
+        self._layers = Layers(model)
+        self._collector = Collector(self._layers, settings, self._budget, self._writer.post, self._problems.add)
+        self._capture = Capture(model, optimizers, scaler, self)
+        self._run = Run(self.path, rank) if self.path is not None else None
+        atexit.register(self._at_exit)
+
+    def __repr__(self) -> str:
+        where = self.path or "memory"
+        return f"<Monitor {self.state}: {self.step} steps in {where}, {len(self.findings)} findings>"
+
+    # For the user ---------------------------------------------------------------------------------------------
+
+    @property
+    def step(self) -> int:
+        """The number of the next optimizer step; steps count from 0."""
+        return self._collector.step
+
+    @property
+    def state(self) -> str:
+        """watching, degraded (something of Holter's failed, see `findings`) or closed."""
+        if self._closed:
+            return "closed"
+        return "degraded" if self._problems or self._writer.dropped else "watching"
+
+    @property
+    def dropped(self) -> int:
+        """Records that were lost because the disk could not keep up."""
+        return self._writer.dropped
+
+    @property
+    def cost(self) -> float:
+        """The share of the training time that monitoring has taken so far."""
+        return self._budget.spent / max(self._budget.elapsed, 1e-9)
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        return tuple(from_problem(problem) for problem in self._problems)
+
+    @property
+    def history(self) -> History:
+        """Everything recorded so far, as series; waits a moment for what is still being written."""
+        self.flush()
+        if self._run is None:
+            return History(self._writer.records)
+        self._run.refresh()
+        return self._run.history
+
+    @_contained("log values")
+    def log(self, **values: Any) -> None:
+        """Adds values to the step: `log(loss=loss)`, before or after `optimizer.step()`.
+
+        Numbers and one-element tensors become scalars (several in one step: their mean); tensors given as `inputs`
+        and `targets` are measured like any tensor. Nothing waits for the device.
+        """
+        self._collector.log(values)
+
+    def clip_grad_norm_(
+        self,
+        max_norm: float,
+        norm_type: float = 2.0,
+        error_if_nonfinite: bool = False,
+        foreach: bool | None = None,
+    ) -> Tensor:
+        """Clips the gradients of the model as torch.nn.utils.clip_grad_norm_ does, and sees them before it."""
+        model = self._model()
+        if model is None:
+            raise RuntimeError("the model that this monitor watched is gone: there is nothing to clip")
+        self._read_gradients_at_clip()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm, norm_type, error_if_nonfinite, foreach)
+        self._note_clip(norm, max_norm, norm_type)
+        return norm
+
+    def flush(self, seconds: float = 2.0) -> bool:
+        """Waits until everything recorded so far is in the file, at most this long; says whether it is."""
+        return self._writer.flush(seconds)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint needs so that a resumed training goes on counting where it stopped."""
+        return {"step": self.step}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on from a checkpoint. What follows is a new segment of the run; earlier records stay."""
+        step = state.get("step") if isinstance(state, Mapping) else None
+        if not isinstance(step, int) or step < 0:
+            raise ValueError(f"not a monitor's state: {state!r}. Pass what Monitor.state_dict() returned")
+        self._begin_segment(step)
+
+    def close(self) -> None:
+        """Writes what is left and detaches. Takes 2 seconds at most; a second call does nothing."""
+        self._close("finished")
+
+    def __enter__(self) -> Monitor:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._close(*_ending_of(kind, "finished"))
+
+    # What the capture tells -----------------------------------------------------------------------------------
+
+    def training_forward(self) -> None:
+        self._collector.training_forward()
+
+    @_contained("read a step")
+    def before_step(self, optimizer: Optimizer, has_closure: bool) -> None:
+        self._collector.read_weights()
+        # A closure computes the gradients inside the step, and Holter's own clip has seen them already.
+        if not has_closure and not self._collector.has_gradients():
+            self._collector.read_gradients("step", self._held(optimizer))
+
+    def after_step(self, optimizer: Optimizer, has_closure: bool) -> None:
+        if has_closure:
+            self._read_gradients_after_closure(optimizer)
+        self._finish_step(optimizer, skipped=False)
+
+    def skipped_step(self, optimizer: Optimizer) -> None:
+        self._read_gradients_of_skipped(optimizer)
+        self._finish_step(optimizer, skipped=True)
+
+    # Guarded pieces: a failure in one does not keep the next from running -------------------------------------
+
+    @_contained("read the gradients at the clip")
+    def _read_gradients_at_clip(self) -> None:
+        self._collector.read_gradients("clip")
+
+    @_contained("note the clip")
+    def _note_clip(self, norm: Tensor, max_norm: float, norm_type: float) -> None:
+        self._collector.clipped(norm, max_norm, norm_type)
+
+    @_contained("read the gradients of the closure")
+    def _read_gradients_after_closure(self, optimizer: Optimizer) -> None:
+        self._collector.read_gradients("closure", self._held(optimizer))
+
+    @_contained("read a skipped step")
+    def _read_gradients_of_skipped(self, optimizer: Optimizer) -> None:
+        if not self._collector.has_gradients():
+            self._collector.read_gradients("skipped step", self._held(optimizer))
+
+    @_contained("record a step")
+    def _finish_step(self, optimizer: Optimizer, skipped: bool) -> None:
+        seconds = self._writer.seconds
+        self._budget.spend(seconds - self._writer_seconds)
+        self._writer_seconds = seconds
+        self._problems.step = self.step
+        self._collector.finish(optimizer, self._scaler(), skipped=skipped)
+
+    @_contained("begin a segment")
+    def _begin_segment(self, step: int) -> None:
+        self._writer.begin_segment()
+        self._collector.restart(step)
+
+    def _held(self, optimizer: Optimizer) -> set[int] | None:
+        return held_by(optimizer) if self._capture.several_optimizers else None
+
+    # The end --------------------------------------------------------------------------------------------------
+
+    def _tell(self, problem: Problem) -> None:
+        self._writer.post_problem(problem)
+        self._writer.alert(from_problem(problem))
+
+    @_contained("close")
+    def _close(self, state: str, error: str = "") -> None:
+        self._closed = True
+        self._detach()
+        self._writer.close(Ending(time.time(), state, error), _CLOSE_SECONDS)
+
+    def _detach(self) -> None:
+        atexit.unregister(self._at_exit)
+        self._capture.detach()
+
+    def _at_exit(self) -> None:
+        self._close(*_ending_of(getattr(sys, "last_type", None), "exited"))
+
+    def _model_is_gone(self) -> None:
+        """Called by the garbage collector, so nothing here may wait."""
+        if not self._closed and os.getpid() == self._process:
+            self._closed = True
+            self._detach()
+            self._writer.stop(Ending(time.time(), "finished"), _CLOSE_SECONDS)
+
+
+def _ending_of(kind: type[BaseException] | None, otherwise: str) -> tuple[str, str]:
+    """How a training ended, by the exception that ended it; only its class is kept."""
+    if kind is None:
+        return otherwise, ""
+    if issubclass(kind, KeyboardInterrupt):
+        return "interrupted", ""
+    if issubclass(kind, SystemExit):
+        return "exited", ""
+    return "failed", kind.__name__

@@ -1,0 +1,82 @@
+"""The waist of Holter: what one step of a training looks like once it is measured. Frozen, versioned, numpy only.
+
+Everything left of here (capture, statistics, transfer) makes Records; everything right of here (journal, history,
+diagnosis, sinks, report) reads them and never needs torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from holter.statistics.rows import Rows
+
+FORMAT = 1  # of the journal's entries; raised when an older reader would misread a newer one
+
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+
+@dataclass(frozen=True, eq=False)
+class LayerRows:
+    """Rows of one role: row i belongs to layers[i], torch's own name of it."""
+
+    layers: tuple[str, ...]
+    rows: Rows
+
+    def __post_init__(self) -> None:
+        if len(self.layers) != len(self.rows):
+            raise ValueError(f"{len(self.layers)} layers but {len(self.rows)} rows")
+
+
+@dataclass(frozen=True, eq=False)
+class Record:
+    """All that is known of one optimizer step.
+
+    `rows` is keyed by role ("gradient", "weight", ...), an open set. `notes` are words about the step, such as
+    where its gradients were read. A `late` record holds values that were logged for a step after its own record
+    had been written; a step has one record that is not late. A `segment` is an unbroken stretch of training: a
+    resume from a checkpoint begins a new one, and may repeat steps.
+    """
+
+    step: int
+    time: float  # seconds since 1970
+    scalars: Mapping[str, float] = field(default_factory=lambda: _NOTHING)
+    rows: Mapping[str, LayerRows] = field(default_factory=lambda: _NOTHING)
+    notes: Mapping[str, str] = field(default_factory=lambda: _NOTHING)
+    segment: int = 0
+    late: bool = False
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Something of Holter's own that failed and was contained: training went on."""
+
+    step: int
+    time: float
+    where: str
+    what: str
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a segment ended: finished, failed, interrupted or exited, and what never reached the file."""
+
+    time: float
+    state: str
+    error: str = ""  # the exception's class; its message may hold what must not be kept
+    dropped: int = 0
+
+
+Entry = Record | Problem | Ending
+
+
+def size_of(record: Record) -> int:
+    """Bytes of a record's arrays, for bounding queues."""
+    total = 64 * (len(record.scalars) + len(record.notes) + 1)
+    for layer_rows in record.rows.values():
+        histograms = layer_rows.rows.histograms
+        total += layer_rows.rows.values.nbytes
+        total += histograms.buckets.nbytes + histograms.counts.nbytes if histograms else 0
+    return total

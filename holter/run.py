@@ -1,0 +1,240 @@
+"""A run: a directory with what is being trained (run.json) and a journal for every process and segment.
+
+    runs/2026-11-15_09-30-12-heron/
+      run.json           layers, shapes, versions; no environment, no command line
+      rank-0.journal     the first segment of process 0
+      rank-0.1.journal   its second, after a resume
+
+No lock and no shared index: one writer a file, so damage to one run or file never hides another.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from holter.history import History
+from holter.journal import JournalReader
+from holter.record import FORMAT, Ending, Problem, Record
+
+STALE_SECONDS = 30.0  # a live run touches its journal every few seconds
+_INFO = "run.json"
+_JOURNAL = re.compile(r"rank-(\d+)(?:\.(\d+))?\.journal")
+_WORDS = (
+    *("heron", "otter", "maple", "cedar", "comet", "amber", "delta", "ember", "falcon", "garnet", "harbor"),
+    *("indigo", "juniper", "koala", "lotus", "meadow", "nectar", "opal", "pebble", "quartz", "raven", "saffron"),
+    *("thistle", "umber", "violet", "willow", "yarrow", "zephyr", "bramble", "coral", "dune", "fern"),
+)
+
+
+def create_directory(run: str | os.PathLike[str] | None) -> Path:
+    """The directory of a new or resumed run; `runs/<date-time-word>` where none is named."""
+    if run is not None:
+        directory = Path(run)
+        directory.mkdir(parents=True, exist_ok=True)
+        return directory
+    while True:
+        # Not the random module's shared state: it belongs to the training.
+        word = random.SystemRandom().choice(_WORDS)
+        directory = Path("runs") / f"{time.strftime('%Y-%m-%d_%H-%M-%S')}-{word}"
+        directory.parent.mkdir(exist_ok=True)
+        try:
+            directory.mkdir()
+        except FileExistsError:
+            continue
+        return directory
+
+
+def write_info(directory: Path, info: Mapping[str, Any]) -> None:
+    """Writes run.json whole or not at all."""
+    path = directory / _INFO
+    draft = path.with_name(f"{_INFO}.{os.getpid()}")
+    draft.write_text(json.dumps({"format": FORMAT, **info}, indent=1) + "\n")
+    draft.replace(path)
+
+
+def journal_path(directory: Path, rank: int, segment: int) -> Path:
+    return directory / (f"rank-{rank}.journal" if segment == 0 else f"rank-{rank}.{segment}.journal")
+
+
+def next_segment(directory: Path, rank: int) -> int:
+    """One more than any segment that this rank has a journal of."""
+    taken = [found.segment for found in _journals(directory) if found.rank == rank]
+    return max(taken, default=-1) + 1
+
+
+@dataclass(frozen=True)
+class _JournalFile:
+    rank: int
+    segment: int
+    path: Path
+
+
+def _journals(directory: Path) -> list[_JournalFile]:
+    found = []
+    for path in directory.iterdir():
+        if match := _JOURNAL.fullmatch(path.name):
+            found.append(_JournalFile(int(match[1]), int(match[2] or 0), path))
+    return sorted(found, key=lambda file: (file.rank, file.segment))
+
+
+def is_run(directory: Path) -> bool:
+    return directory.is_dir() and ((directory / _INFO).is_file() or bool(_journals(directory)))
+
+
+def open_run(path: str | os.PathLike[str]) -> Run:
+    """A stored or live run. ValueError where there is none, or where a newer Holter wrote it."""
+    directory = Path(path)
+    if not directory.exists():
+        raise ValueError(f"no run at {directory}: there is no such directory (`holter runs` lists the runs)")
+    if not is_run(directory):
+        raise ValueError(
+            f"{directory} is not a run: it has neither {_INFO} nor a journal. "
+            "Name a directory that holter.watch() made, such as runs/<name> (`holter runs` lists them)"
+        )
+    return Run(directory)
+
+
+def list_runs(directory: str | os.PathLike[str] = "runs") -> list[Run]:
+    """The runs right under a directory, newest first; a damaged one is listed like any other."""
+    root = Path(directory)
+    if not root.is_dir():
+        return []
+    runs = [Run(path) for path in root.iterdir() if is_run(path)]
+    return sorted(runs, key=lambda run: run.created, reverse=True)
+
+
+class Run:
+    """A run directory, read. `refresh()` reads on where the files have grown."""
+
+    def __init__(self, path: Path, rank: int | None = None) -> None:
+        self.path = path
+        self._asked_rank = rank
+        self.records: list[Record] = []
+        self.problems: list[Problem] = []
+        self._readers: dict[Path, JournalReader] = {}
+        self._endings: dict[Path, Ending] = {}
+        self._read = False
+
+    def __repr__(self) -> str:
+        return f"<Run {self.name}: {self.state}, {len(self.history)} steps>"
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @cached_property
+    def info(self) -> Mapping[str, Any]:
+        """What run.json says of the training; empty where it is missing or damaged."""
+        try:
+            info = json.loads((self.path / _INFO).read_text())
+        except (OSError, ValueError):
+            return {}
+        return info if isinstance(info, dict) else {}
+
+    @property
+    def created(self) -> float:
+        """Seconds since 1970."""
+        created = self.info.get("created")
+        return float(created) if isinstance(created, (int, float)) else self.path.stat().st_mtime
+
+    @property
+    def layers(self) -> tuple[Mapping[str, Any], ...]:
+        """The model's parameters as they were at the start: name, shape, dtype, kind."""
+        layers = self.info.get("layers")
+        return tuple(layers) if isinstance(layers, list) else ()
+
+    @property
+    def history(self) -> History:
+        """Everything that was recorded, in the order of writing: the lowest rank's, where there are several."""
+        self._ensure_read()
+        return self._history
+
+    @property
+    def findings(self) -> tuple[Any, ...]:
+        """What is wrong with the training, as far as it was looked for: today Holter's own contained failures."""
+        from holter.diagnosis.finding import from_problem
+
+        self._ensure_read()
+        return tuple(from_problem(problem) for problem in self.problems)
+
+    @property
+    def state(self) -> str:
+        """running, finished, failed, interrupted, exited, crashed (no end and no sign of life) or empty."""
+        self._ensure_read()
+        newest = self._newest_journal()
+        if newest is None:
+            return "empty"
+        ending = self._endings.get(newest)
+        if ending is not None:
+            return ending.state
+        return "running" if time.time() - newest.stat().st_mtime < STALE_SECONDS else "crashed"
+
+    @property
+    def ending(self) -> Ending | None:
+        self._ensure_read()
+        newest = self._newest_journal()
+        return self._endings.get(newest) if newest else None
+
+    @property
+    def unreadable_bytes(self) -> int:
+        """Bytes at the end of journals that no reader can use: torn by a crash, or damaged."""
+        self._ensure_read()
+        return sum(reader.unreadable_bytes for reader in self._readers.values())
+
+    def refresh(self) -> list[Record]:
+        """Reads what was appended since the last time and returns the new records."""
+        fresh: list[Record] = []
+        for file in _journals(self.path):
+            if file.rank == self._rank:
+                fresh += self._read_on(file.path)
+        self.records += fresh
+        if fresh or not self._read:
+            self._history = History(self.records)
+        self._read = True
+        return fresh
+
+    def tail(self, poll_seconds: float = 0.5) -> Iterator[Record]:
+        """Records as they come, from the first on, until the run is over."""
+        seen = 0
+        while True:
+            self.refresh()
+            yield from self.records[seen:]
+            seen = len(self.records)
+            if self.state != "running":
+                return
+            time.sleep(poll_seconds)
+
+    @property
+    def _rank(self) -> int:
+        if self._asked_rank is not None:
+            return self._asked_rank
+        return min((file.rank for file in _journals(self.path)), default=0)
+
+    def _newest_journal(self) -> Path | None:
+        mine = [file for file in _journals(self.path) if file.rank == self._rank]
+        return mine[-1].path if mine else None
+
+    def _read_on(self, path: Path) -> list[Record]:
+        reader = self._readers.setdefault(path, JournalReader(path))
+        fresh = []
+        for entry in reader.read():
+            if isinstance(entry, Record):
+                fresh.append(entry)
+            elif isinstance(entry, Problem):
+                self.problems.append(entry)
+            else:
+                self._endings[path] = entry
+        return fresh
+
+    def _ensure_read(self) -> None:
+        if not self._read:
+            self.refresh()

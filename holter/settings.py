@@ -1,0 +1,98 @@
+"""What a user asked for, checked before training starts: every refusal names the way out."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from holter.capture import overlaps
+from holter.run import create_directory
+from holter.sinks import Sink
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Cadences in steps (None: never) and the share of time that monitoring may take (None: no limit)."""
+
+    every: int = 1
+    weights: int | None = 100
+    histograms: int | None = 100
+    budget: float | None = 0.01
+    total_steps: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("every", "weights", "histograms", "total_steps"):
+            value = getattr(self, name)
+            if value is None and name != "every":
+                continue
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                meaning = "a whole number of steps, at least 1" + ("" if name == "every" else ", or None")
+                raise ValueError(f"{name}={value!r}: give {meaning}")
+        if self.budget is not None and not 0 <= self.budget <= 1:
+            raise ValueError(
+                f"budget={self.budget!r} is the share of the training time that monitoring may take: "
+                "give a number from 0 (scalars only) to 1, such as 0.01, or None for no limit"
+            )
+
+
+def check_training(model: nn.Module, optimizer: Optimizer | Sequence[Optimizer], scaler: Any | None) -> list[Optimizer]:
+    """The optimizers as a list, if this model can be watched with them."""
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"watch() needs the torch.nn.Module that is trained, got {type(model).__name__}")
+    optimizers = [optimizer] if isinstance(optimizer, Optimizer) else optimizer
+    if not isinstance(optimizers, Sequence) or not optimizers:
+        raise ValueError(
+            f"watch() needs the torch.optim.Optimizer that trains the model, or a list of them, got {optimizer!r}"
+        )
+    for one in optimizers:
+        if not isinstance(one, Optimizer):
+            raise ValueError(f"watch() needs torch.optim.Optimizer objects, got a {type(one).__name__}")
+    if next(model.parameters(), None) is None:
+        raise ValueError(
+            f"{type(model).__name__} has no parameters: there is nothing to watch. "
+            "Build its layers (run lazy ones once) before calling watch()"
+        )
+    for one in optimizers:
+        if not overlaps(model.parameters(), one):
+            raise ValueError(
+                f"the {type(one).__name__} holds none of the parameters of this {type(model).__name__}. Was it built "
+                "for another model, or before the model was copied? Build it from this model's parameters()"
+            )
+    if scaler is not None and not callable(getattr(scaler, "step", None)):
+        raise ValueError(f"scaler={scaler!r} has no step(): pass the torch.amp.GradScaler, or leave it out")
+    return list(optimizers)
+
+
+def check_sinks(sinks: Sequence[Sink]) -> None:
+    for sink in sinks:
+        if not isinstance(sink, Sink):
+            raise ValueError(f"{type(sink).__name__} is not a sink: it needs write(record), alert(finding) and close()")
+
+
+def make_directory(run: str | os.PathLike[str] | bool | None, rank: int) -> Path | None:
+    """The directory of the run, created; None where nothing is to be stored."""
+    if run is False:
+        return None
+    if run is True:
+        run = None
+    if run is None and rank > 0:
+        raise ValueError("several processes must agree on one run: pass watch(..., run='runs/<name>') on every rank")
+    if run is not None and not isinstance(run, str | os.PathLike):
+        raise ValueError(f"run={run!r}: give a directory, None for runs/<date-time-word>, or False for none")
+    try:
+        return create_directory(run)
+    except OSError as error:
+        raise cannot_write(run, error) from error
+
+
+def cannot_write(place: object, error: OSError) -> ValueError:
+    return ValueError(
+        f"cannot write the run to {error.filename or place}: {error.strerror}. Pass run='a/directory/you/may/write', "
+        "or run=False to keep it in memory"
+    )

@@ -1,0 +1,7 @@
+"""Sinks: where records and findings go besides the journal. A sink has write, alert and close; they compose."""
+
+from holter.sinks.fanout import Fanout
+from holter.sinks.memory import Memory
+from holter.sinks.sink import Sink
+
+__all__ = ["Fanout", "Memory", "Sink"]

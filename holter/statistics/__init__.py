@@ -1,0 +1,1 @@
+"""What is measured of a tensor: rows and histograms, here in numpy, and the backends that fill them."""

@@ -1,0 +1,73 @@
+"""How tensors are laid out for measuring: cut into pieces, pieces into chunks, chunks gathered into blocks.
+
+Pure planning, from sizes alone. A block fills the workspace once; a chunk is one line of it and gives one partial
+row. Small tensors get short chunks, so that little is padded, and many of them share a block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+BLOCK = 1 << 20  # elements: 4 MiB of float32, within a cache; fewer blocks are fewer calls
+WIDTHS = (64, 512, 4096)  # chunk lengths to choose from
+
+
+@dataclass(frozen=True)
+class Make:
+    """What the plan needs to know of a tensor; `wide` is float64, which gets a workspace of its own."""
+
+    size: int
+    wide: bool
+
+    @property
+    def width(self) -> int:
+        return next((width for width in WIDTHS if self.size <= width), WIDTHS[-1])
+
+
+@dataclass
+class Block:
+    """One filling of the workspace: pieces of tensors, each starting on a new chunk."""
+
+    width: int
+    wide: bool
+    pieces: list[tuple[int, int, int]] = field(default_factory=list)  # (tensor, start, stop)
+    valid: list[int] = field(default_factory=list)  # per chunk: how much of it is not padding
+    tensor_of_chunk: list[int] = field(default_factory=list)
+
+    @property
+    def room(self) -> int:
+        return BLOCK - len(self.valid) * self.width
+
+    def add(self, tensor: int, start: int, stop: int) -> None:
+        self.pieces.append((tensor, start, stop))
+        for left in range(stop - start, 0, -self.width):
+            self.valid.append(min(left, self.width))
+            self.tensor_of_chunk.append(tensor)
+
+
+def plan_blocks(makes: Sequence[Make]) -> list[Block]:
+    """Blocks that hold every element once; the chunks of one tensor follow each other."""
+    groups: dict[tuple[bool, int], list[int]] = {}
+    for tensor, make in enumerate(makes):
+        if make.size:
+            groups.setdefault((make.wide, make.width), []).append(tensor)
+    return [
+        block
+        for (wide, width), members in sorted(groups.items())
+        for block in _fill(wide, width, [(tensor, makes[tensor].size) for tensor in members])
+    ]
+
+
+def _fill(wide: bool, width: int, members: list[tuple[int, int]]) -> Iterator[Block]:
+    block = Block(width, wide)
+    for tensor, size in members:
+        start = 0
+        while start < size:
+            if not block.room:
+                yield block
+                block = Block(width, wide)
+            stop = min(size, start + block.room)
+            block.add(tensor, start, stop)
+            start = stop
+    yield block

@@ -1,0 +1,49 @@
+"""What is being trained, for run.json: layers, shapes, versions. No environment, no command line, no values."""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Sequence
+from importlib import metadata
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+
+def describe_training(
+    model: nn.Module, optimizers: Sequence[Optimizer], scheduler: Any | None, total_steps: int | None
+) -> dict[str, Any]:
+    names = list(model.named_parameters())
+    return {
+        "created": time.time(),
+        "model": type(model).__name__,
+        "optimizers": [type(optimizer).__name__ for optimizer in optimizers],
+        "scheduler": type(scheduler).__name__ if scheduler is not None else None,
+        "total_steps": total_steps,
+        "parameters": sum(parameter.numel() for _, parameter in names),
+        "layers": [_describe_layer(name, parameter) for name, parameter in names],
+        "versions": {
+            "holter": metadata.version("holter"),
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+        },
+    }
+
+
+def _describe_layer(name: str, parameter: nn.Parameter) -> dict[str, Any]:
+    return {
+        "name": name,
+        "shape": list(parameter.shape),
+        "dtype": str(parameter.dtype).removeprefix("torch."),
+        "trained": parameter.requires_grad,
+    }
+
+
+def rank_of_process() -> int:
+    """This process's number in a distributed training; 0 where there is only one."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank()
+    return 0

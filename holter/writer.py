@@ -1,0 +1,174 @@
+"""Drafts to records, records to journal and sinks: everything that happens off the training thread.
+
+A disk that fails is tried again with growing pauses; meanwhile drafts wait in a bounded queue, and what does not
+fit is dropped and counted. Sinks have a thread of their own, so that none of them can hold the journal up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from holter.background import Background
+from holter.diagnosis.finding import Finding
+from holter.draft import Draft
+from holter.journal import Journal
+from holter.problems import Complaint
+from holter.record import Ending, Entry, Problem, Record, size_of
+from holter.run import journal_path, next_segment, write_info
+from holter.sinks import Fanout, Sink
+
+_ARRIVAL_SECONDS = 0.002  # between two looks at whether the device has sent its results
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0  # between two tries of a disk that fails
+
+Task = Callable[[], float | None]
+Report = Callable[[str, BaseException], None]
+
+
+class Writer:
+    """Writes one process's part of a run; without a directory it keeps the records in `records`."""
+
+    def __init__(
+        self,
+        directory: Path | None,
+        rank: int,
+        info: Mapping[str, Any],
+        sinks: Sequence[Sink],
+        report: Report,
+    ) -> None:
+        self.records: list[Record] = []
+        self._directory, self._rank, self._info, self._report = directory, rank, info, report
+        self._segment = 0
+        self._journal: Journal | None = None
+        self._built: tuple[Draft, Record] | None = None  # so that a failing disk does not make it anew each time
+        self._pause = 0.0
+        if directory is not None:
+            write_info(directory, info)
+            self._open_journal(directory)
+        self._fanout = Fanout(sinks, lambda sink, error: report(f"write to {type(sink).__name__}", error))
+        self._sinks: Background[Task] | None = None
+        if sinks:
+            self._sinks = Background(_call, partial(report, "write to sinks"), name="holter-sinks")
+        self._background: Background[Task] = Background(
+            _call, partial(report, "write a record"), name="holter-writer", idle=self._touch
+        )
+
+    @property
+    def segment(self) -> int:
+        return self._segment
+
+    @property
+    def dropped(self) -> int:
+        """Drafts that did not fit into the queue; what sinks alone missed is not among them."""
+        return self._background.dropped
+
+    @property
+    def seconds(self) -> float:
+        return self._background.seconds + (self._sinks.seconds if self._sinks else 0.0)
+
+    def post(self, draft: Draft) -> None:
+        draft.segment = self._segment
+        self._background.post(partial(self._write, draft), draft.size)
+
+    def post_problem(self, problem: Problem) -> None:
+        self._background.post(partial(self._append, problem))
+
+    def alert(self, finding: Finding) -> None:
+        if self._sinks:
+            self._sinks.post(partial(self._fanout.alert, finding))
+
+    def begin_segment(self) -> None:
+        """What follows is another stretch of training: a file of its own."""
+        self._segment += 1
+        if self._directory is not None:
+            self._background.post(self._begin_segment)
+
+    def flush(self, seconds: float) -> bool:
+        return self._background.flush(seconds)
+
+    def close(self, ending: Ending, seconds: float) -> int:
+        """Writes what is queued and the ending, within these seconds; returns how many drafts were lost."""
+        self.stop(ending, seconds)
+        undone = self._background.close(0.75 * seconds)
+        if self._sinks:
+            self._sinks.post(self._fanout.close)  # where the disk kept the ending from being written
+            self._sinks.close(0.25 * seconds)
+        return self.dropped + undone
+
+    def stop(self, ending: Ending, seconds: float) -> None:
+        """Like close, without waiting for it."""
+        self._background.post(partial(self._end, ending))
+        self._background.stop(0.75 * seconds)
+
+    def _write(self, draft: Draft) -> float | None:
+        if not draft.has_arrived():
+            return _ARRIVAL_SECONDS
+        if self._built is None or self._built[0] is not draft:
+            dropped = self.dropped
+            self._built = draft, draft.record({"dropped": float(dropped)} if dropped else {})
+        record = self._built[1]
+        pause = self._append(record)
+        if pause is None:
+            self._built = None
+            if self._sinks and not self._sinks.post(partial(self._fanout.write, record), size_of(record)):
+                self._report("keep up with the sinks", Complaint("they are too slow, records for them are dropped"))
+        return pause
+
+    def _append(self, entry: Entry) -> float | None:
+        if self._directory is None:
+            if isinstance(entry, Record):
+                self.records.append(entry)
+            return None
+        try:
+            if self._journal is None:
+                self._directory.mkdir(parents=True, exist_ok=True)
+                write_info(self._directory, self._info)
+                self._open_journal(self._directory)
+            self._journal.append(entry)  # type: ignore[union-attr]
+        except OSError as error:
+            return self._try_later(error)
+        self._pause = 0.0
+        return None
+
+    def _try_later(self, error: OSError) -> float:
+        if isinstance(error, FileNotFoundError):  # the directory was taken away: begin again in a new one
+            self._close_journal()
+        self._pause = min(max(2 * self._pause, _FIRST_PAUSE), _LONGEST_PAUSE)
+        self._report("write to the run's directory", error)
+        return self._pause
+
+    def _begin_segment(self) -> float | None:
+        self._close_journal()
+        return None  # the next entry opens the next file
+
+    def _open_journal(self, directory: Path) -> None:
+        self._segment = max(self._segment, next_segment(directory, self._rank))
+        while self._journal is None:
+            try:
+                self._journal = Journal(journal_path(directory, self._rank, self._segment))
+            except FileExistsError:  # someone else took that number just now
+                self._segment += 1
+
+    def _end(self, ending: Ending) -> float | None:
+        pause = self._append(Ending(ending.time, ending.state, ending.error, self.dropped))
+        if pause is None:
+            self._close_journal()
+            if self._sinks:
+                self._sinks.post(self._fanout.close)
+                self._sinks.stop(_LONGEST_PAUSE)
+        return pause
+
+    def _close_journal(self) -> None:
+        if self._journal is not None:
+            self._journal.close()
+            self._journal = None
+
+    def _touch(self) -> None:
+        if self._journal is not None:
+            self._journal.touch()
+
+
+def _call(task: Task) -> float | None:
+    return task()
