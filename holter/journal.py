@@ -7,6 +7,7 @@ needs no lock, and goes on when the file grows.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import struct
@@ -68,10 +69,9 @@ class Journal:
         self._end += len(data)
 
     def _undo(self) -> None:
-        try:
+        # Where this fails too it is tried again before the next write; until then readers stop at the bad frame.
+        with contextlib.suppress(OSError):
             os.ftruncate(self._file, self._end)
-        except OSError:
-            pass  # tried again before the next write; until then readers stop at the bad frame
 
 
 def _frame(blob: bytes) -> bytes:
