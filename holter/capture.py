@@ -17,12 +17,14 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
+from holter.problems import Problems
+
 # Optimizers that a live monitor was told to watch. Another monitor of the same model leaves them alone.
 _claimed: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
 
 
 class Listener(Protocol):
-    """What a capture tells; nothing of it may raise."""
+    """What a capture tells."""
 
     def training_forward(self) -> None: ...
 
@@ -82,10 +84,15 @@ class Capture:
     """Attached to one model and its optimizers. Holds neither: both can be garbage-collected."""
 
     def __init__(
-        self, model: nn.Module, optimizers: Sequence[Optimizer], scaler: Any | None, listener: Listener
+        self,
+        model: nn.Module,
+        optimizers: Sequence[Optimizer],
+        scaler: Any | None,
+        listener: Listener,
+        problems: Problems,
     ) -> None:
         self._model = weakref.ref(model)
-        self._listener = listener
+        self._listener, self._problems = listener, problems
         self._optimizers: weakref.WeakKeyDictionary[Optimizer, bool] = weakref.WeakKeyDictionary()
         self._claims = weakref.WeakSet(optimizers)
         for optimizer in optimizers:
@@ -115,24 +122,30 @@ class Capture:
     def several_optimizers(self) -> bool:
         return sum(self._optimizers.values()) > 1
 
+    # The four hooks. Whatever fails in them stays in them.
+
     def forward(self) -> None:
-        model = self._model()
-        if model is not None and model.training and torch.is_grad_enabled():
-            self._listener.training_forward()
+        with self._problems.contained("see a forward"):
+            model = self._model()
+            if model is not None and model.training and torch.is_grad_enabled():
+                self._listener.training_forward()
 
     def skipped(self, optimizer: Optimizer) -> None:
-        if self._concerns(optimizer):
-            self._listener.skipped_step(optimizer)
+        with self._problems.contained("see a skipped step"):
+            if self._concerns(optimizer):
+                self._listener.skipped_step(optimizer)
 
     def _before_step(self, optimizer: Optimizer, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-        if self._concerns(optimizer):
-            self._listener.before_step(optimizer, _has_closure(args, kwargs))
+        with self._problems.contained("see a step coming"):
+            if self._concerns(optimizer):
+                self._listener.before_step(optimizer, _has_closure(args, kwargs))
 
     def _after_step(self, optimizer: Optimizer, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-        if self._concerns(optimizer):
+        with self._problems.contained("see a step"):
             if self._scaler is not None:
                 self._scaler.stepped = True
-            self._listener.after_step(optimizer, _has_closure(args, kwargs))
+            if self._concerns(optimizer):
+                self._listener.after_step(optimizer, _has_closure(args, kwargs))
 
     def _concerns(self, optimizer: Optimizer) -> bool:
         """Whether this optimizer trains the watched model: it was named, or it holds parameters of it unclaimed."""

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from holter.budget import Budget
 from holter.capture import Layers, gradient_scale_of
 from holter.draft import Draft, RoleRows
-from holter.problems import Complaint
+from holter.problems import Complaint, Problems
 from holter.settings import Settings
 from holter.statistics.measure import Measurer, unmeasurable
 
@@ -29,11 +29,11 @@ class Collector:
         settings: Settings,
         budget: Budget,
         post: Callable[[Draft], None],
-        report: Callable[[str, BaseException], None],
+        problems: Problems,
     ) -> None:
         self.step = 0
         self._layers, self._settings, self._budget = layers, settings, budget
-        self._post, self._report = post, report
+        self._post, self._problems = post, problems
         self._measurer = Measurer()
         self._measured_at: dict[str, int] = {}  # kind -> the last step that had it
         self._pending = Draft()
@@ -78,10 +78,8 @@ class Collector:
 
     def _add_all(self, draft: Draft, values: Mapping[str, Any]) -> None:
         for name, value in values.items():
-            try:
+            with self._problems.contained(f"log {name}"):
                 self._add(draft, name, value)
-            except Exception as error:
-                self._report(f"log {name}", error)
 
     def _add(self, draft: Draft, name: str, value: Any) -> None:
         if name in BATCH and isinstance(value, Tensor):
@@ -151,7 +149,7 @@ class Collector:
         for name, tensor in zip(names, tensors, strict=True):
             refused = unmeasurable(tensor)
             if refused is not None:
-                self._report(f"measure {name}", Complaint(refused))
+                self._problems.add(f"measure {name}", Complaint(refused))
                 continue
             group = groups.setdefault(tensor.device, ([], []))
             group[0].append(name)

@@ -83,12 +83,10 @@ def _contained(purpose: str) -> Callable[[Method], Method]:
         def guarded(self: Monitor, *args: Any, **kwargs: Any) -> None:
             if self._closed or os.getpid() != self._process:
                 return
-            started = time.perf_counter()
-            try:
+            with self._problems.contained(purpose):
+                started = time.perf_counter()
                 method(self, *args, **kwargs)
-            except Exception as error:
-                self._problems.add(purpose, error)
-            self._budget.spend(time.perf_counter() - started)
+                self._budget.spend(time.perf_counter() - started)
 
         return cast(Method, guarded)
 
@@ -125,9 +123,10 @@ class Monitor:
             raise cannot_write(self.path, error) from error
         self._writer_seconds = 0.0
         self._layers = Layers(model)
-        self._collector = Collector(self._layers, settings, self._budget, self._writer.post, self._problems.add)
-        self._capture = Capture(model, optimizers, scaler, self)
+        self._collector = Collector(self._layers, settings, self._budget, self._writer.post, self._problems)
+        self._capture = Capture(model, optimizers, scaler, self, self._problems)
         self._run = Run(self.path, rank) if self.path is not None else None
+        self._history = History()  # as last read
         atexit.register(self._at_exit)
 
     def __repr__(self) -> str:
@@ -165,11 +164,14 @@ class Monitor:
     @property
     def history(self) -> History:
         """Everything recorded so far, as series; waits a moment for what is still being written."""
-        self.flush()
-        if self._run is None:
-            return History(self._writer.records)
-        self._run.refresh()
-        return self._run.history
+        with self._problems.contained("read the run back"):
+            self.flush()
+            if self._run is None:
+                self._history = History(self._writer.records)
+            else:
+                self._run.refresh()
+                self._history = self._run.history
+        return self._history
 
     @_contained("log values")
     def log(self, **values: Any) -> None:
@@ -198,7 +200,9 @@ class Monitor:
 
     def flush(self, seconds: float = 2.0) -> bool:
         """Waits until everything recorded so far is in the file, at most this long; says whether it is."""
-        return self._writer.flush(seconds)
+        with self._problems.contained("wait for the writer"):
+            return self._writer.flush(seconds)
+        return False
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint needs so that a resumed training goes on counting where it stopped."""
@@ -300,7 +304,9 @@ class Monitor:
 
     def _model_is_gone(self) -> None:
         """Called by the garbage collector, so nothing here may wait."""
-        if not self._closed and os.getpid() == self._process:
+        if self._closed or os.getpid() != self._process:
+            return
+        with self._problems.contained("end with the model"):
             self._closed = True
             self._detach()
             self._writer.stop(Ending(time.time(), "finished"), _CLOSE_SECONDS)

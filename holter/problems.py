@@ -8,6 +8,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import TracebackType
 
 from holter.record import Problem
 
@@ -33,6 +34,10 @@ class Problems:
     def __len__(self) -> int:
         return len(self._known)
 
+    def contained(self, where: str) -> _Contained:
+        """`with problems.contained("read a step"):` around what must not reach the training."""
+        return _Contained(self, where)
+
     def add(self, where: str, error: BaseException) -> None:
         try:
             what = _describe(error)
@@ -43,6 +48,24 @@ class Problems:
             self._tell(problem)
         except Exception as failure:
             self.last_failure = failure  # telling failed too; kept for a debugger, there is nobody left to tell
+
+
+class _Contained:
+    """A block whose failure becomes a problem. KeyboardInterrupt and SystemExit are the user's, and pass."""
+
+    def __init__(self, problems: Problems, where: str) -> None:
+        self._problems, self._where = problems, where
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        if not isinstance(error, Exception):
+            return False
+        self._problems.add(self._where, error)
+        return True
 
 
 def _describe(error: BaseException) -> str:

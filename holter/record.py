@@ -78,5 +78,5 @@ def size_of(record: Record) -> int:
     for layer_rows in record.rows.values():
         histograms = layer_rows.rows.histograms
         total += layer_rows.rows.values.nbytes
-        total += histograms.buckets.nbytes + histograms.counts.nbytes if histograms else 0
+        total += histograms.buckets.nbytes + histograms.counts.nbytes if histograms is not None else 0
     return total

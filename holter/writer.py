@@ -66,7 +66,7 @@ class Writer:
 
     @property
     def seconds(self) -> float:
-        return self._background.seconds + (self._sinks.seconds if self._sinks else 0.0)
+        return self._background.seconds + (self._sinks.seconds if self._sinks is not None else 0.0)
 
     def post(self, draft: Draft) -> None:
         draft.segment = self._segment
@@ -76,7 +76,7 @@ class Writer:
         self._background.post(partial(self._append, problem))
 
     def alert(self, finding: Finding) -> None:
-        if self._sinks:
+        if self._sinks is not None:
             self._sinks.post(partial(self._fanout.alert, finding))
 
     def begin_segment(self) -> None:
@@ -92,7 +92,7 @@ class Writer:
         """Writes what is queued and the ending, within these seconds; returns how many drafts were lost."""
         self.stop(ending, seconds)
         undone = self._background.close(0.75 * seconds)
-        if self._sinks:
+        if self._sinks is not None:
             self._sinks.post(self._fanout.close)  # where the disk kept the ending from being written
             self._sinks.close(0.25 * seconds)
         return self.dropped + undone
@@ -112,7 +112,7 @@ class Writer:
         pause = self._append(record)
         if pause is None:
             self._built = None
-            if self._sinks and not self._sinks.post(partial(self._fanout.write, record), size_of(record)):
+            if self._sinks is not None and not self._sinks.post(partial(self._fanout.write, record), size_of(record)):
                 self._report("keep up with the sinks", Complaint("they are too slow, records for them are dropped"))
         return pause
 
@@ -155,7 +155,7 @@ class Writer:
         pause = self._append(Ending(ending.time, ending.state, ending.error, self.dropped))
         if pause is None:
             self._close_journal()
-            if self._sinks:
+            if self._sinks is not None:
                 self._sinks.post(self._fanout.close)
                 self._sinks.stop(_LONGEST_PAUSE)
         return pause

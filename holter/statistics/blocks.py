@@ -15,7 +15,7 @@ WIDTHS = (64, 512, 4096)  # chunk lengths to choose from
 
 @dataclass(frozen=True)
 class Make:
-    """What the plan needs to know of a tensor; `wide` is float64, which gets a workspace of its own."""
+    """What the plan needs to know of a tensor; `wide` is what float32 cannot hold, and gets a workspace of its own."""
 
     size: int
     wide: bool

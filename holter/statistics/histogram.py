@@ -42,9 +42,15 @@ FINITE = np.tile(np.arange(HALF) < FIRST_NONFINITE, 2)
 
 
 def bucket_of(values: npt.ArrayLike) -> npt.NDArray[np.uint16]:
-    """The bucket of each value, as the backends compute it on the device."""
-    with np.errstate(over="ignore"):
-        single = np.atleast_1d(np.asarray(values)).astype(np.float32)
+    """The bucket of each value, as the backends compute it on the device.
+
+    What is too large for float32 is not infinite: the last finite bucket takes it.
+    """
+    numbers = np.atleast_1d(np.asarray(values))
+    with np.errstate(over="ignore", invalid="ignore"):
+        single = numbers.astype(np.float32)
+    too_large = np.isinf(single) & np.isfinite(numbers)
+    single[too_large] = np.copysign(np.finfo(np.float32).max, single[too_large])
     return (single.view(np.uint32) >> np.uint32(SHIFT)).astype(np.uint16)
 
 
@@ -84,8 +90,8 @@ class Histograms:
 
     def scaled(self, factor: float) -> Histograms:
         """Histograms of the values times a positive factor: exact for powers of two, else by buckets' middles."""
-        target = np.where(FINITE[self.buckets], bucket_of(MIDDLE[self.buckets] * factor), self.buckets)
-        target[self.buckets % HALF == 0] = 0  # the middle of the zero bucket is not zero
+        moves = FINITE[self.buckets] & (self.buckets % HALF != 0)  # the middle of the zero bucket is not zero
+        target = np.where(moves, bucket_of(MIDDLE[self.buckets] * factor), self.buckets)
         moved = np.zeros((len(self), SIZE), dtype=np.int64)
         np.add.at(moved, (self._tensor_of_bucket(), target), self.counts)
         return Histograms.from_dense(moved)

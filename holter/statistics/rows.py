@@ -71,11 +71,11 @@ class Rows:
             ("max", 1),
         ):
             values[:, COLUMNS.index(name)] *= factor**power
-        return Rows(values, self.histograms.scaled(factor) if self.histograms else None)
+        return Rows(values, self.histograms.scaled(factor) if self.histograms is not None else None)
 
     def total(self) -> Rows:
         """All rows merged into one: the row of the concatenated tensors."""
-        histograms = self.histograms.total() if self.histograms else None
+        histograms = self.histograms.total() if self.histograms is not None else None
         return Rows(_fold(self.values, axis=0)[None, :], histograms)
 
 

@@ -1,0 +1,215 @@
+"""P1: nothing of Holter's raises into a training, whatever fails inside it."""
+
+from __future__ import annotations
+
+import errno
+import inspect
+import random
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+import holter
+from holter import (
+    budget,
+    capture,
+    codec,
+    collector,
+    draft,
+    history,
+    journal,
+    monitor,
+    record,
+    run,
+    sinks,
+    transfer,
+    writer,
+)
+from holter.diagnosis.finding import Finding
+from holter.record import Record
+from holter.statistics import blocks, histogram, measure, rows
+from tests.models import Training, differences, make
+
+STEPS = 20
+ERRORS: dict[str, Callable[[], BaseException]] = {
+    "disk full": lambda: OSError(errno.ENOSPC, "No space left on device"),
+    "input/output error": lambda: OSError(errno.EIO, "Input/output error"),
+    "read-only": lambda: OSError(errno.EROFS, "Read-only file system"),
+    "too many files": lambda: OSError(errno.EMFILE, "Too many open files"),
+    "out of memory": lambda: MemoryError(),
+    "a bug": lambda: RuntimeError("a bug"),
+}
+MODULES = (
+    *(blocks, histogram, measure, rows),
+    *(budget, capture, codec, collector, draft, history, journal, record, run, transfer, writer),
+)
+# Not faulted: what runs once in watch(), before training, where errors are raised on purpose; and the hooks
+# themselves, which are the guards under test. A fault is put into everything that they call.
+SPARED = {"__init__", "attach", "__post_init__", "__len__", "__repr__", "__call__", "__reduce__"}
+SPARED |= {"forward", "skipped", "_before_step", "_after_step"}
+
+
+def _functions(module: ModuleType) -> Iterator[tuple[Any, str]]:
+    """Every function and plain method that a module defines, with its owner."""
+    for name, member in vars(module).items():
+        if getattr(member, "__module__", None) != module.__name__:
+            continue
+        if inspect.isfunction(member) and name not in SPARED:
+            yield module, name
+        elif inspect.isclass(member) and not issubclass(member, BaseException):
+            yield from ((member, n) for n, f in vars(member).items() if inspect.isfunction(f) and n not in SPARED)
+
+
+SITES = [(owner, name) for module in MODULES for owner, name in _functions(module)]
+SITES += [(monitor.Monitor, "_held"), (monitor.Monitor, "_detach"), (monitor.Monitor, "_tell")]
+
+
+class Injector:
+    """Replaces a function by one that raises at some of its calls, one kind of error after the other."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, seed: int) -> None:
+        self._patch, self._random = patch, random.Random(seed)
+        self.armed = False
+        self.injected = 0
+
+    def plant(self, owner: Any, name: str, kinds: tuple[str, ...], share: float = 0.5) -> None:
+        honest = getattr(owner, name)
+
+        def faulty(*args: Any, **kwargs: Any) -> Any:
+            if self.armed and self._random.random() < share:
+                self.injected += 1
+                raise ERRORS[kinds[self.injected % len(kinds)]]()
+            return honest(*args, **kwargs)
+
+        self._patch.setattr(owner, name, faulty)
+
+
+@pytest.fixture(scope="module")
+def unwatched() -> Training:
+    training = make("mlp")
+    for _ in range(STEPS):
+        training.step()
+    return training
+
+
+def _train_with(injector: Injector, path: Any) -> Training:
+    training = make("mlp")
+    training.monitor = holter.watch(
+        training.model, training.optimizer, run=path, weights=1, histograms=1, budget=None, sinks=[sinks.Memory()]
+    )
+    injector.armed = True
+    try:
+        for _ in range(STEPS):
+            training.step()
+        _ = training.monitor.history
+        training.monitor.close()
+    finally:
+        injector.armed = False
+    return training
+
+
+def _try_every_site(kinds: tuple[str, ...], unwatched: Training, path: Any, monkeypatch: pytest.MonkeyPatch) -> int:
+    """How many faults were injected; each site's training must be bit-equal and the fault must have been seen."""
+    monkeypatch.setattr("holter.writer._FIRST_PAUSE", 0.001)
+    monkeypatch.setattr("holter.writer._LONGEST_PAUSE", 0.002)
+    total = 0
+    for seed, (owner, name) in enumerate(SITES):
+        with monkeypatch.context() as patch:
+            injector = Injector(patch, seed)
+            injector.plant(owner, name, kinds)
+            training = _train_with(injector, path / str(seed))
+        assert differences(unwatched, training) == [], f"{name} disturbed the training"
+        if injector.injected:
+            assert training.monitor.findings, f"a fault in {owner}.{name} went unseen"
+            assert training.monitor.findings[0].cause == "monitor-degraded"
+        total += injector.injected
+    return total
+
+
+def test_no_fault_reaches_the_training(unwatched: Training, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """P1: every function of Holter's, six kinds of error in turn, at least 2,000 faults."""
+    assert _try_every_site(tuple(ERRORS), unwatched, tmp_path, monkeypatch) >= 2000
+
+
+@pytest.mark.gauntlet
+@pytest.mark.parametrize("kind", ERRORS)
+def test_no_fault_of_one_kind_reaches_the_training(
+    kind: str, unwatched: Training, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P1: every function of Holter's times every kind of error."""
+    assert _try_every_site((kind,), unwatched, tmp_path, monkeypatch) >= 2000
+
+
+def test_the_check_fails_for_an_unguarded_hook(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    """P1, planted fault: a guard that lets errors through."""
+    injector = Injector(monkeypatch, 0)
+    injector.plant(collector.Collector, "read_gradients", ("a bug",))
+    monkeypatch.setattr("holter.problems._Contained.__exit__", lambda *_: False)
+    with pytest.raises(RuntimeError, match="a bug"):
+        _train_with(injector, tmp_path)
+
+
+class Hostile:
+    """A sink that raises at everything."""
+
+    def write(self, record: Record) -> None:
+        raise RuntimeError("the token is hunter2")
+
+    def alert(self, finding: Finding) -> None:
+        raise RuntimeError("the token is hunter2")
+
+    def close(self) -> None:
+        raise RuntimeError("the token is hunter2")
+
+
+def test_a_sink_that_raises_is_cut_off_and_reported(tmp_path: Any, unwatched: Training) -> None:
+    training = make("mlp")
+    good = sinks.Memory()
+    training.monitor = holter.watch(training.model, training.optimizer, run=tmp_path / "run", sinks=[Hostile(), good])
+    for _ in range(STEPS):
+        training.step()
+    training.monitor.flush()
+    training.monitor.close()
+    assert differences(unwatched, training) == []
+    assert sum(not record.late for record in good.records) == STEPS and good.closed
+    assert any("Hostile" in finding.advice for finding in training.monitor.findings)
+    stored = b"".join(file.read_bytes() for file in (tmp_path / "run").iterdir())
+    assert b"Hostile" in stored and b"hunter2" not in stored
+
+
+def test_an_interrupt_passes_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    """P1: a KeyboardInterrupt belongs to the user, wherever it strikes."""
+    training = make("mlp")
+    training.monitor = holter.watch(training.model, training.optimizer, run=False)
+
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(measure.Measurer, "measure", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        training.step()
+
+
+def test_bad_values_are_reported_and_the_good_ones_kept() -> None:
+    training = make("mlp")
+    monitor = holter.watch(training.model, training.optimizer, run=False)
+    training.step()
+    monitor.log(loss=1.0, name="a string", many=torch.zeros(3), nothing=None, late=torch.tensor([2.0]))
+    assert monitor.history.scalar("loss")[1].tolist() == [1.0]
+    assert monitor.history.scalar("late")[1].tolist() == [2.0]
+    told = " ".join(finding.advice for finding in monitor.findings)
+    assert "log name: it is a str, not a number" in told and "log many" in told and "log nothing" in told
+    assert monitor.state == "degraded"
+
+
+def test_clipping_still_raises_what_the_user_asked_for() -> None:
+    training = make("mlp")
+    monitor = holter.watch(training.model, training.optimizer, run=False)
+    for parameter in training.model.parameters():
+        parameter.grad = torch.full_like(parameter, torch.nan)
+    with pytest.raises(RuntimeError, match="non-finite"):
+        monitor.clip_grad_norm_(1.0, error_if_nonfinite=True)
+    assert monitor.findings == ()
