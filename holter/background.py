@@ -57,7 +57,9 @@ class Background(Generic[Item]):
         if os.getpid() != self._process:
             return False
         with self._changed:
-            if self._closing or len(self._queue) >= self._most_items or self._bytes + size > self._most_bytes:
+            # What is larger than the bound still gets through an empty queue: it would never fit otherwise.
+            full = len(self._queue) >= self._most_items or (self._queue and self._bytes + size > self._most_bytes)
+            if self._closing or full:
                 self.dropped += 1
                 return False
             self._queue.append((item, size))
@@ -70,16 +72,21 @@ class Background(Generic[Item]):
         if os.getpid() != self._process or threading.current_thread() is self._thread:
             return False
         with self._changed:
-            return self._changed.wait_for(lambda: not self._queue or not self._thread.is_alive(), seconds)
+            self._changed.wait_for(lambda: not self._queue or not self._thread.is_alive(), seconds)
+            return not self._queue
 
     def close(self, seconds: float) -> int:
         """Finishes what is queued, at most this long, and ends the thread. Returns how many items were left undone."""
         if os.getpid() != self._process:
             return 0
         self.stop(seconds)
-        if threading.current_thread() is not self._thread:
-            self._thread.join(seconds)
+        self.wait(seconds)
         return len(self._queue)
+
+    def wait(self, seconds: float) -> None:
+        """Waits for the thread to end, at most this long."""
+        if os.getpid() == self._process and threading.current_thread() is not self._thread:
+            self._thread.join(seconds)
 
     def stop(self, seconds: float) -> None:
         """Like close, without waiting for it."""
@@ -101,8 +108,9 @@ class Background(Generic[Item]):
                     self._changed.notify_all()
                 elif time.monotonic() + again > self._deadline:
                     return
-                else:
-                    self._changed.wait_for(lambda: self._closing, again)
+                else:  # the beginning of the end is worth a try at once; later tries wait as they asked
+                    was_closing = self._closing
+                    self._changed.wait_for(lambda: self._closing and not was_closing, again)  # noqa: B023
 
     def _wait_for_item(self) -> bool:
         """True when there is an item to work on, False when all is done and the thread may end."""

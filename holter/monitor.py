@@ -292,15 +292,13 @@ class Monitor:
     @_contained("close")
     def _close(self, state: str, error: str = "") -> None:
         self._closed = True
-        self._detach()
-        self._writer.close(Ending(time.time(), state, error), _CLOSE_SECONDS)
-
-    def _detach(self) -> None:
         atexit.unregister(self._at_exit)
         self._capture.detach()
+        self._writer.close(Ending(time.time(), state, error), _CLOSE_SECONDS)
 
     def _at_exit(self) -> None:
-        self._close(*_ending_of(getattr(sys, "last_type", None), "exited"))
+        self._close(*_ending_of(getattr(sys, "last_type", None), "ended"))
+        self._writer.wait(_CLOSE_SECONDS)  # where the model went first, its last records may still be on their way
 
     def _model_is_gone(self) -> None:
         """Called by the garbage collector, so nothing here may wait."""
@@ -308,8 +306,8 @@ class Monitor:
             return
         with self._problems.contained("end with the model"):
             self._closed = True
-            self._detach()
-            self._writer.stop(Ending(time.time(), "finished"), _CLOSE_SECONDS)
+            self._capture.detach()
+            self._writer.stop(Ending(time.time(), "ended"), _CLOSE_SECONDS)
 
 
 def _ending_of(kind: type[BaseException] | None, otherwise: str) -> tuple[str, str]:
@@ -319,5 +317,5 @@ def _ending_of(kind: type[BaseException] | None, otherwise: str) -> tuple[str, s
     if issubclass(kind, KeyboardInterrupt):
         return "interrupted", ""
     if issubclass(kind, SystemExit):
-        return "exited", ""
+        return "ended", ""
     return "failed", kind.__name__

@@ -72,7 +72,8 @@ def _describe(error: BaseException) -> str:
     """The class and place of an error, not its message: that may hold what must not be kept (P24)."""
     if isinstance(error, Complaint):
         return str(error)
-    reason = f": {os.strerror(error.errno)}" if isinstance(error, OSError) and error.errno else ""
+    if isinstance(error, OSError) and error.errno:  # one warning for a full disk, wherever it is met
+        return f"{type(error).__name__}: {os.strerror(error.errno)}"
     frames = traceback.extract_tb(error.__traceback__)
     place = f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
-    return f"{type(error).__name__}{reason}{place}"
+    return f"{type(error).__name__}{place}"

@@ -61,7 +61,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Ending:
-    """How a segment ended: finished, failed, interrupted or exited, and what never reached the file."""
+    """How a segment ended: finished, failed, interrupted or ended, and what never reached the file."""
 
     time: float
     state: str

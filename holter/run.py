@@ -26,6 +26,7 @@ from holter.journal import JournalReader
 from holter.record import FORMAT, Ending, Problem, Record
 
 STALE_SECONDS = 30.0  # a live run touches its journal every few seconds
+_FAR_FUTURE = 1e11  # seconds since 1970; what lies beyond is damage
 _INFO = "run.json"
 _JOURNAL = re.compile(r"rank-(\d+)(?:\.(\d+))?\.journal")
 _WORDS = (
@@ -81,7 +82,7 @@ class _JournalFile:
 def _journals(directory: Path) -> list[_JournalFile]:
     found = []
     for path in directory.iterdir():
-        if match := _JOURNAL.fullmatch(path.name):
+        if (match := _JOURNAL.fullmatch(path.name)) and path.is_file():
             found.append(_JournalFile(int(match[1]), int(match[2] or 0), path))
     return sorted(found, key=lambda file: (file.rank, file.segment))
 
@@ -100,7 +101,9 @@ def open_run(path: str | os.PathLike[str]) -> Run:
             f"{directory} is not a run: it has neither {_INFO} nor a journal. "
             "Name a directory that holter.watch() made, such as runs/<name> (`holter runs` lists them)"
         )
-    return Run(directory)
+    run = Run(directory)
+    run.refresh()
+    return run
 
 
 def list_runs(directory: str | os.PathLike[str] = "runs") -> list[Run]:
@@ -108,8 +111,40 @@ def list_runs(directory: str | os.PathLike[str] = "runs") -> list[Run]:
     root = Path(directory)
     if not root.is_dir():
         return []
-    runs = [Run(path) for path in root.iterdir() if is_run(path)]
+    runs = [Run(path) for path in root.iterdir() if _may_be_run(path)]
     return sorted(runs, key=lambda run: run.created, reverse=True)
+
+
+def _may_be_run(path: Path) -> bool:
+    try:
+        return is_run(path)
+    except OSError:  # one that may not be looked into does not hide the others
+        return False
+
+
+class _Part:
+    """What was read of one journal; forgotten when the file turns out to be another one."""
+
+    def __init__(self, path: Path) -> None:
+        self.reader = JournalReader(path)
+        self._forget()
+
+    def _forget(self) -> None:
+        self.starts = self.reader.starts
+        self.records: list[Record] = []
+        self.problems: list[Problem] = []
+        self.ending: Ending | None = None
+
+    def read_on(self) -> list[Record]:
+        """Reads what is new and returns the records among it."""
+        entries = list(self.reader.read())
+        if self.starts != self.reader.starts:
+            self._forget()
+        fresh = [entry for entry in entries if isinstance(entry, Record)]
+        self.records += fresh
+        self.problems += [entry for entry in entries if isinstance(entry, Problem)]
+        self.ending = next((entry for entry in reversed(entries) if isinstance(entry, Ending)), self.ending)
+        return fresh
 
 
 class Run:
@@ -118,10 +153,9 @@ class Run:
     def __init__(self, path: Path, rank: int | None = None) -> None:
         self.path = path
         self._asked_rank = rank
-        self.records: list[Record] = []
-        self.problems: list[Problem] = []
-        self._readers: dict[Path, JournalReader] = {}
-        self._endings: dict[Path, Ending] = {}
+        self._parts: dict[Path, _Part] = {}
+        self._history = History()
+        self._extent: dict[Path, tuple[int, int]] = {}  # of the parts when the history was made
         self._read = False
 
     def __repr__(self) -> str:
@@ -136,7 +170,7 @@ class Run:
         """What run.json says of the training; empty where it is missing or damaged."""
         try:
             info = json.loads((self.path / _INFO).read_text())
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             return {}
         return info if isinstance(info, dict) else {}
 
@@ -144,7 +178,14 @@ class Run:
     def created(self) -> float:
         """Seconds since 1970."""
         created = self.info.get("created")
-        return float(created) if isinstance(created, (int, float)) else self.path.stat().st_mtime
+        if isinstance(created, (int, float)) and 0 <= created < _FAR_FUTURE:
+            return float(created)
+        return self.path.stat().st_mtime
+
+    @property
+    def journals(self) -> list[tuple[int, Path]]:
+        """Rank and path of every journal, by rank and segment: for reading a run piece by piece."""
+        return [(file.rank, file.path) for file in _journals(self.path)]
 
     @property
     def layers(self) -> tuple[Mapping[str, Any], ...]:
@@ -156,24 +197,34 @@ class Run:
     def history(self) -> History:
         """Everything that was recorded, in the order of writing: the lowest rank's, where there are several."""
         self._ensure_read()
+        extent = {path: (part.starts, len(part.records)) for path, part in self._parts.items()}
+        if extent != self._extent:
+            self._extent, self._history = extent, History(self.records)
         return self._history
+
+    @property
+    def records(self) -> list[Record]:
+        self._ensure_read()
+        return [record for part in self._parts.values() for record in part.records]
+
+    @property
+    def problems(self) -> list[Problem]:
+        self._ensure_read()
+        return [problem for part in self._parts.values() for problem in part.problems]
 
     @property
     def findings(self) -> tuple[Any, ...]:
         """What is wrong with the training, as far as it was looked for: today Holter's own contained failures."""
         from holter.diagnosis.finding import from_problem
 
-        self._ensure_read()
         return tuple(from_problem(problem) for problem in self.problems)
 
     @property
     def state(self) -> str:
-        """running, finished, failed, interrupted, exited, crashed (no end and no sign of life) or empty."""
-        self._ensure_read()
-        newest = self._newest_journal()
+        """running, finished, failed, interrupted, ended (nobody said how), crashed (no sign of life) or empty."""
+        ending, newest = self.ending, self._newest_journal()
         if newest is None:
             return "empty"
-        ending = self._endings.get(newest)
         if ending is not None:
             return ending.state
         return "running" if time.time() - newest.stat().st_mtime < STALE_SECONDS else "crashed"
@@ -182,58 +233,42 @@ class Run:
     def ending(self) -> Ending | None:
         self._ensure_read()
         newest = self._newest_journal()
-        return self._endings.get(newest) if newest else None
+        return self._parts[newest].ending if newest in self._parts else None
 
     @property
     def unreadable_bytes(self) -> int:
         """Bytes at the end of journals that no reader can use: torn by a crash, or damaged."""
         self._ensure_read()
-        return sum(reader.unreadable_bytes for reader in self._readers.values())
+        return sum(part.reader.unreadable_bytes for part in self._parts.values())
 
     def refresh(self) -> list[Record]:
         """Reads what was appended since the last time and returns the new records."""
-        fresh: list[Record] = []
-        for file in _journals(self.path):
-            if file.rank == self._rank:
-                fresh += self._read_on(file.path)
-        self.records += fresh
-        if fresh or not self._read:
-            self._history = History(self.records)
+        self._parts = {path: self._parts.get(path) or _Part(path) for path in self._journals()}
         self._read = True
-        return fresh
+        return [record for part in self._parts.values() for record in part.read_on()]
 
     def tail(self, poll_seconds: float = 0.5) -> Iterator[Record]:
         """Records as they come, from the first on, until the run is over."""
-        seen = 0
+        seen: dict[tuple[Path, int], int] = {}
         while True:
             self.refresh()
-            yield from self.records[seen:]
-            seen = len(self.records)
+            for path, part in self._parts.items():
+                key = path, part.starts
+                yield from part.records[seen.get(key, 0) :]
+                seen[key] = len(part.records)
             if self.state != "running":
                 return
             time.sleep(poll_seconds)
 
-    @property
-    def _rank(self) -> int:
-        if self._asked_rank is not None:
-            return self._asked_rank
-        return min((file.rank for file in _journals(self.path)), default=0)
+    def _journals(self) -> list[Path]:
+        """The journals of the rank that is read, segment by segment."""
+        files = _journals(self.path)
+        rank = min((file.rank for file in files), default=0) if self._asked_rank is None else self._asked_rank
+        return [file.path for file in files if file.rank == rank]
 
     def _newest_journal(self) -> Path | None:
-        mine = [file for file in _journals(self.path) if file.rank == self._rank]
-        return mine[-1].path if mine else None
-
-    def _read_on(self, path: Path) -> list[Record]:
-        reader = self._readers.setdefault(path, JournalReader(path))
-        fresh = []
-        for entry in reader.read():
-            if isinstance(entry, Record):
-                fresh.append(entry)
-            elif isinstance(entry, Problem):
-                self.problems.append(entry)
-            else:
-                self._endings[path] = entry
-        return fresh
+        mine = self._journals()
+        return mine[-1] if mine else None
 
     def _ensure_read(self) -> None:
         if not self._read:

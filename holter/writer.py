@@ -97,6 +97,10 @@ class Writer:
             self._sinks.close(0.25 * seconds)
         return self.dropped + undone
 
+    def wait(self, seconds: float) -> None:
+        """For what `stop` left to do."""
+        self._background.wait(seconds)
+
     def stop(self, ending: Ending, seconds: float) -> None:
         """Like close, without waiting for it."""
         self._background.post(partial(self._end, ending))
