@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from holter.run import list_runs as list_runs
     from holter.run import open_run as open_run
 
+__version__ = "0.1.0"
+
 # Public name -> its module. Loaded on first use, so that reading a stored run never imports torch.
 _HOMES = {
     "watch": "monitor",

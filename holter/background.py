@@ -128,7 +128,7 @@ class Background(Generic[Item]):
     def _do(self, item: Item) -> float | None:
         try:
             return self._work(item)
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # a sink that calls sys.exit() would end this thread without a word
             self._quietly(partial(self._failed, error))
             return None
 

@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from safetensors import numpy as safetensors_numpy
 
 from holter.record import Ending, Entry, LayerRows, Problem, Record
-from holter.statistics.histogram import Histograms
+from holter.statistics.histogram import SIZE, Histograms
 from holter.statistics.rows import COLUMNS, Rows
 
 Arrays = dict[str, npt.NDArray[Any]]
@@ -87,14 +87,15 @@ class Decoder:
         try:
             words, arrays = _unpack(blob)
             return self._entry(words, arrays)
-        except (KeyError, TypeError, IndexError, AttributeError, SafetensorError) as error:
+        except (KeyError, TypeError, IndexError, AttributeError, RecursionError, SafetensorError) as error:
             raise ValueError(f"not an entry of a journal: {error!r}") from error
 
     def _entry(self, words: Mapping[str, Any], arrays: Arrays) -> Entry | None:
+        _check_types(words)
         kind = words["kind"]
         fields = {name: value for name, value in words.items() if name != "kind"}
         if kind == "layers":
-            self._layers[words["number"]] = tuple(words["layers"])
+            self._layers[words["number"]] = _names(words["layers"])
             return None
         if kind == "ending":
             return Ending(**fields)
@@ -109,22 +110,55 @@ class Decoder:
         return Record(
             step=words["step"],
             time=words["time"],
-            scalars=dict(zip(words["scalars"], arrays["scalars"].tolist(), strict=True)),
+            scalars=dict(zip(_names(words["scalars"]), arrays["scalars"].astype(np.float64).tolist(), strict=True)),
             rows=rows,
-            notes=words["notes"],
+            notes=dict(zip(words["notes"], _names(list(words["notes"].values())), strict=True)),
             segment=words["segment"],
             late=words["late"],
         )
 
     def _rows(self, place: int, role: Mapping[str, Any], arrays: Arrays) -> LayerRows:
+        _check_types(role)
         layers = self._layers[role["layers"]]
         values = np.zeros((len(layers), len(COLUMNS)))
         for column, found in zip(role["columns"], arrays[f"{place}.values"], strict=True):
             values[:, COLUMNS.index(column)] = found
         histograms = None
         if f"{place}.offsets" in arrays:
-            histograms = Histograms(*(arrays[f"{place}.{part}"] for part in ("offsets", "buckets", "counts")))
+            parts = (arrays[f"{place}.{part}"] for part in ("offsets", "buckets", "counts"))
+            histograms = _histograms(len(layers), *parts)
         return LayerRows(layers, Rows(values, histograms))
+
+
+# What is read may come from anyone: a name that is no text or a step that is no number must not get any further.
+_TYPES: dict[str, type | tuple[type, ...]] = {
+    **dict.fromkeys(("step", "segment", "dropped", "number"), int),
+    **dict.fromkeys(("where", "what", "state", "error", "role"), str),
+    "time": (int, float),
+    "late": bool,
+}
+
+
+def _check_types(words: Mapping[str, Any]) -> None:
+    for name, value in words.items():
+        if not isinstance(value, _TYPES.get(name, object)) or (isinstance(value, int) and abs(value) >= 2**63):
+            raise ValueError(f"{name} cannot be a {type(value).__name__} like this")
+
+
+def _names(found: Any) -> tuple[str, ...]:
+    if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
+        raise ValueError("names must be a list of texts")
+    return tuple(found)
+
+
+def _histograms(layers: int, *arrays: npt.NDArray[Any]) -> Histograms:
+    offsets, buckets, counts = arrays
+    if [(array.dtype.name, array.ndim) for array in arrays] != [("int64", 1), ("uint16", 1), ("int64", 1)]:
+        raise ValueError("histograms of the wrong kind")
+    spans = len(offsets) == layers + 1 and offsets[0] == 0 and offsets[-1] == len(buckets) == len(counts)
+    if not spans or (np.diff(offsets) < 0).any() or (buckets >= SIZE).any():
+        raise ValueError("histograms that do not fit together")
+    return Histograms(offsets, buckets, counts)
 
 
 def _pack(words: Mapping[str, Any], arrays: Arrays) -> bytes:
@@ -134,5 +168,18 @@ def _pack(words: Mapping[str, Any], arrays: Arrays) -> bytes:
 def _unpack(blob: bytes) -> tuple[Mapping[str, Any], Arrays]:
     """safetensors' numpy reader drops the metadata, so its JSON header is read here."""
     length = int.from_bytes(blob[:8], "little")
-    header = json.loads(blob[8 : 8 + length])
+    header = json.loads(blob[8 : 8 + length].decode())  # bytes would make json guess at an encoding
     return json.loads(header["__metadata__"][_KEY]), safetensors_numpy.load(blob)
+
+
+def read_words(blob: bytes) -> dict[str, Any]:
+    """An entry's words alone, those of a record with its scalars by name and without its rows: for a quick look."""
+    try:
+        words, arrays = _unpack(blob)
+        _check_types(words)
+        if words["kind"] == "record":
+            scalars = dict(zip(words["scalars"], arrays["scalars"].tolist(), strict=True))
+            return {**words, "scalars": scalars}
+        return dict(words)
+    except (KeyError, TypeError, IndexError, AttributeError, RecursionError, SafetensorError) as error:
+        raise ValueError(f"not an entry of a journal: {error!r}") from error

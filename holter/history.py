@@ -84,16 +84,14 @@ class History:
         first_of: dict[int, int] = {}
         for record in self.records:
             first_of[record.segment] = min(record.step, first_of.get(record.segment, record.step))
-        order = sorted(first_of)
         # A segment counts up to where the first of its successors starts.
-        until = {segment: min((first_of[s] for s in order if s > segment), default=None) for segment in order}
-        newest = {(r.step, r.late): i for i, r in enumerate(self.records) if not r.late}
-        kept = []
-        for place, record in enumerate(self.records):
-            limit = until[record.segment]
-            if (limit is None or record.step < limit) and (record.late or newest[record.step, False] == place):
-                kept.append(record)
-        return History(kept)
+        until = {
+            segment: min((first for later, first in first_of.items() if later > segment), default=np.inf)
+            for segment in first_of
+        }
+        alive = [record for record in self.records if record.step < until[record.segment]]
+        newest = {record.step: place for place, record in enumerate(alive) if not record.late}
+        return History(record for place, record in enumerate(alive) if place >= newest.get(record.step, 0))
 
     def to_dataframe(self, role: str | None = None) -> pandas.DataFrame:
         """Scalars as a table, a line a step; with a role, a line a step and layer with every statistic of it."""
@@ -102,12 +100,13 @@ class History:
         except ImportError as error:
             raise ImportError("to_dataframe needs pandas: pip install 'holter[parquet]'") from error
         if role is None:
-            lines: dict[tuple[int, int], dict[str, float]] = {}
-            for record in self.records:
-                lines.setdefault((record.segment, record.step), {}).update(record.scalars)
-            frame = pandas.DataFrame(list(lines.values()), columns=list(self.scalars), dtype=np.float64)
-            frame.insert(0, "step", [step for _, step in lines])
-            frame.insert(1, "segment", [segment for segment, _ in lines])
+            lines = _by_step(self.records)
+            logged = [{name: record.scalars[name] for record in line for name in record.scalars} for line in lines]
+            frame = pandas.DataFrame(logged, range(len(lines)), list(self.scalars), dtype=np.float64)
+            # What the user logs under the names of our own columns keeps a column of its own.
+            frame = frame.rename(columns={name: f"logged/{name}" for name in ("step", "segment")})
+            frame.insert(0, "step", _integers(line[0].step for line in lines))
+            frame.insert(1, "segment", _integers(line[0].segment for line in lines))
             return frame
         steps, layers, values = self._stack(role)
         measured = values[..., COLUMNS.index("count")] >= 0  # NaN where there was no row
@@ -122,16 +121,29 @@ class History:
     def _stack(self, role: str) -> tuple[Integers, tuple[str, ...], Floats]:
         """Steps [s], layers [n], measured columns [s, n, COLUMNS] of a role; remembered, records never change."""
         if role not in self._stacks:
-            records = [record for record in self.records if role in record.rows]
+            lines = _by_step(record for record in self.records if role in record.rows)
             layers = self.layers(role)
             place = {name: i for i, name in enumerate(layers)}
             columns_of = {table: [place[name] for name in table] for table in self._tables(role)}
-            values = np.full((len(records), len(layers), len(COLUMNS)), np.nan)
-            for i, record in enumerate(records):
-                layer_rows = record.rows[role]
-                values[i, columns_of[layer_rows.layers]] = layer_rows.rows.values
-            self._stacks[role] = _integers(record.step for record in records), layers, values
+            values = np.full((len(lines), len(layers), len(COLUMNS)), np.nan)
+            for i, line in enumerate(lines):
+                for layer_rows in (record.rows[role] for record in line):
+                    values[i, columns_of[layer_rows.layers]] = layer_rows.rows.values
+            self._stacks[role] = _integers(line[0].step for line in lines), layers, values
         return self._stacks[role]
+
+
+def _by_step(records: Iterable[Record]) -> list[list[Record]]:
+    """The records of each step that was taken: its own, then the late ones that belong to it."""
+    lines: list[list[Record]] = []
+    newest: dict[tuple[int, int], list[Record]] = {}
+    for record in records:
+        key = record.segment, record.step
+        if not record.late or key not in newest:
+            newest[key] = []
+            lines.append(newest[key])
+        newest[key].append(record)
+    return lines
 
 
 def _integers(values: Iterable[int]) -> Integers:

@@ -113,7 +113,6 @@ class Monitor:
         self.path: Path | None = make_directory(run, rank)
         self._process, self._rank, self._closed = os.getpid(), rank, False
         self._scaler = weakref.ref(scaler) if scaler is not None else lambda: None
-        self._model = weakref.ref(model, lambda _: self._model_is_gone())
         self._budget = Budget(settings.budget)
         self._problems = Problems(self._tell)
         info = describe_training(model, optimizers, scheduler, settings.total_steps)
@@ -127,6 +126,7 @@ class Monitor:
         self._capture = Capture(model, optimizers, scaler, self, self._problems)
         self._run = Run(self.path, rank) if self.path is not None else None
         self._history = History()  # as last read
+        self._model = weakref.ref(model, lambda _: self._model_is_gone())
         atexit.register(self._at_exit)
 
     def __repr__(self) -> str:

@@ -14,6 +14,7 @@ import json
 import os
 import random
 import re
+import secrets
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -57,9 +58,13 @@ def create_directory(run: str | os.PathLike[str] | None) -> Path:
 def write_info(directory: Path, info: Mapping[str, Any]) -> None:
     """Writes run.json whole or not at all."""
     path = directory / _INFO
-    draft = path.with_name(f"{_INFO}.{os.getpid()}")
-    draft.write_text(json.dumps({"format": FORMAT, **info}, indent=1) + "\n")
-    draft.replace(path)
+    draft = path.with_name(f"{_INFO}.{secrets.token_hex(8)}")  # two machines may have the same process number
+    try:
+        draft.write_text(json.dumps({"format": FORMAT, **info}, indent=1) + "\n")
+        draft.replace(path)
+    except OSError:
+        draft.unlink(missing_ok=True)
+        raise
 
 
 def journal_path(directory: Path, rank: int, segment: int) -> Path:
@@ -254,8 +259,9 @@ class Run:
             self.refresh()
             for path, part in self._parts.items():
                 key = path, part.starts
-                yield from part.records[seen.get(key, 0) :]
-                seen[key] = len(part.records)
+                fresh = part.records[seen.get(key, 0) :]
+                seen[key] = seen.get(key, 0) + len(fresh)
+                yield from fresh
             if self.state != "running":
                 return
             time.sleep(poll_seconds)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Sequence
-from importlib import metadata
 from typing import Any
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
+
+import holter
 
 
 def describe_training(
@@ -26,7 +27,7 @@ def describe_training(
         "parameters": sum(parameter.numel() for _, parameter in names),
         "layers": [_describe_layer(name, parameter) for name, parameter in names],
         "versions": {
-            "holter": metadata.version("holter"),
+            "holter": holter.__version__,
             "torch": torch.__version__,
             "python": platform.python_version(),
         },

@@ -64,7 +64,7 @@ def _functions(module: ModuleType) -> Iterator[tuple[Any, str]]:
 
 
 SITES = [(owner, name) for module in MODULES for owner, name in _functions(module)]
-SITES += [(monitor.Monitor, "_held"), (monitor.Monitor, "_detach"), (monitor.Monitor, "_tell")]
+SITES += [(monitor.Monitor, "_held"), (monitor.Monitor, "_tell")]
 
 
 class Injector:

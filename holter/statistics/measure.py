@@ -60,7 +60,7 @@ def unmeasurable(tensor: Tensor) -> str | None:
 def _is_readable(dtype: torch.dtype, device: str) -> bool:
     """Whether torch can turn this dtype into numbers: it cannot for packed 4-bit floats and raw bits."""
     try:
-        torch.empty(1, dtype=dtype, device=device).to(torch.float32)
+        torch.empty(1, dtype=dtype, device=device).to(torch.complex64 if dtype.is_complex else torch.float32)
     except (NotImplementedError, RuntimeError):
         return False
     return True
@@ -163,8 +163,8 @@ class _Group:
         self._found = torch.empty(len(_FOUND), chunks, dtype=dtype, device=device)
         self._nonfinite = torch.zeros(3, chunks, dtype=dtype, device=device)
         self._valid = torch.cat([block.valid for block in self._blocks])
-        self._order = torch.tensor(list(chunks_of), dtype=torch.int64, device=device)
-        self._lengths = torch.tensor(list(chunks_of.values()), dtype=torch.int64, device=device)
+        self._order = _sent(list(chunks_of), device)
+        self._lengths = _sent(list(chunks_of.values()), device)
 
     def measure(self, flat: list[Tensor], rows: Tensor, counts: Tensor | None) -> None:
         """Writes the rows of this group's tensors into `rows`, and adds to the histograms where they are wanted."""
@@ -203,10 +203,11 @@ class _PlacedBlock:
         self._place = place
         self._pieces = block.pieces
         self._shape = (len(block.valid), block.width)
-        self.valid = torch.tensor(block.valid, dtype=torch.int64, device=device)
-        self._tails = (self.valid < block.width).nonzero().flatten()  # the chunks that end in padding
+        self.valid = _sent(block.valid, device)
+        tails = [chunk for chunk, valid in enumerate(block.valid) if valid < block.width]  # they end in padding
+        self._tails = _sent(tails, device)
         self._padding = torch.arange(block.width, device=device) >= self.valid[self._tails, None]  # [tails, width]
-        self._tensor_of_chunk = torch.tensor(block.tensor_of_chunk, dtype=torch.int64, device=device)
+        self._tensor_of_chunk = _sent(block.tensor_of_chunk, device)
         self._tensors = slice(min(block.tensor_of_chunk), max(block.tensor_of_chunk) + 1)
 
     def measure(
@@ -276,9 +277,22 @@ class _PlacedBlock:
         bucket = (single.view(torch.int32) >> histogram.SHIFT) & (histogram.SIZE - 1)
         mine = counts[self._tensors]
         bucket += ((self._tensor_of_chunk - self._tensors.start) * histogram.SIZE).int()[:, None]
-        mine += torch.bincount(bucket.view(-1), minlength=mine.numel()).view_as(mine)
+        mine += _count(bucket.view(-1), mine.numel()).view_as(mine)
         padding = self._shape[1] - self.valid
         counts[:, 0].index_add_(0, self._tensor_of_chunk, padding, alpha=-1)  # padding is no value
+
+
+def _sent(numbers: list[int], device: torch.device) -> Tensor:
+    """A table on its device, sent without waiting for what the device is doing."""
+    table = torch.tensor(numbers, dtype=torch.int64)
+    return table.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else table.to(device)
+
+
+def _count(places: Tensor, size: int) -> Tensor:
+    if places.device.type == "cpu":
+        return torch.bincount(places, minlength=size)
+    one = torch.ones(1, dtype=torch.int64, device=places.device)  # bincount would wait for the device
+    return torch.zeros(size, dtype=torch.int64, device=places.device).scatter_add_(0, places.long(), one.expand_as(places))
 
 
 def _scale_for(largest: Tensor, scale: Tensor) -> None:

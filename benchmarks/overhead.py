@@ -1,0 +1,146 @@
+"""What a monitor adds to a step of the demo's training: python -m benchmarks.overhead [--steps N] [--json FILE]
+
+Two copies of the training, with the same weights and batches, take single steps in turn (without, with, with,
+without, ...), so that whatever else the machine does hits both alike. The ratio is that of the median steps; its
+interval comes from resampling the pairs. The first line compares the training with itself: that much is noise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+import holter
+from holter.demo import DemoSettings, Training
+
+WARM_UP = 5  # pairs that are not counted: first steps allocate, plan and build tables
+CASES: dict[str, dict[str, Any] | None] = {
+    "nothing (noise)": None,
+    "rows every step": {"every": 1, "weights": 100, "histograms": 100, "budget": None},
+    "watch() as it comes": {},
+    "histograms every step": {"every": 1, "weights": 100, "histograms": 1, "budget": None},
+}
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Result:
+    """Milliseconds of the median step, and how much longer the second is, in percent."""
+
+    case: str
+    pairs: int
+    without_ms: float
+    with_ms: float
+    added_percent: float  # by the ratio of the medians
+    interval_percent: tuple[float, float]  # of that, 95 %
+    quartiles_percent: tuple[float, float, float]  # of the pairs, each by itself
+    own_account_percent: float | None  # what the monitor believes that it took
+    rows_share: float | None  # of the steps whose gradients were measured
+
+
+def measure(case: str, pairs: int, settings: DemoSettings | None = None) -> Result:
+    options = CASES[case]
+    settings = replace(settings or DemoSettings(), steps=pairs + WARM_UP)
+    plain, watched = Training(settings), Training(settings)
+    with tempfile.TemporaryDirectory() as directory:
+        if options is None:
+            times = _take_turns(partial(_step, plain), partial(_step, watched), settings.steps)
+            return compare(case, times[WARM_UP:], None, None)
+        run = Path(directory) / "run"
+        with holter.watch(watched.model, watched.optimizer, run=run, **options) as monitor:
+            times = _take_turns(partial(_step, plain), partial(_watched_step, watched, monitor), settings.steps)
+            measured = len(monitor.history.series("gradient", "norm")[0])
+            return compare(case, times[WARM_UP:], 100 * monitor.cost, measured / settings.steps)
+
+
+def _step(training: Training) -> None:
+    training.step(partial(torch.nn.utils.clip_grad_norm_, training.model.parameters()))
+
+
+def _watched_step(training: Training, monitor: holter.Monitor) -> None:
+    loss, _ = training.step(monitor.clip_grad_norm_)
+    monitor.log(loss=loss)
+
+
+def _take_turns(first: Callable[[], None], second: Callable[[], None], pairs: int) -> Floats:
+    """Seconds of every step [pairs, 2]; the order within a pair changes from one to the next."""
+    times = np.zeros((pairs, 2))
+    for pair in range(pairs):
+        for side in (0, 1) if pair % 2 == 0 else (1, 0):
+            began = time.perf_counter()
+            (first, second)[side]()
+            times[pair, side] = time.perf_counter() - began
+    return times
+
+
+def compare(case: str, times: Floats, own_account: float | None, rows_share: float | None) -> Result:
+    without, with_ = np.median(times, axis=0)
+    resampled = np.random.default_rng(0).integers(len(times), size=(2000, len(times)))
+    medians = np.median(times[resampled], axis=1)  # [2000, 2]
+    low, high = np.quantile(medians[:, 1] / medians[:, 0], (0.025, 0.975))
+    return Result(
+        case=case,
+        pairs=len(times),
+        without_ms=1e3 * float(without),
+        with_ms=1e3 * float(with_),
+        added_percent=_percent(with_ / without),
+        interval_percent=(_percent(low), _percent(high)),
+        quartiles_percent=_quartiles(times[:, 1] / times[:, 0]),
+        own_account_percent=own_account,
+        rows_share=rows_share,
+    )
+
+
+def _percent(ratio: float) -> float:
+    return 100 * (float(ratio) - 1)
+
+
+def _quartiles(ratios: Floats) -> tuple[float, float, float]:
+    low, middle, high = (_percent(ratio) for ratio in np.quantile(ratios, (0.25, 0.5, 0.75)))
+    return low, middle, high
+
+
+def _line(result: Result) -> str:
+    low, high = result.interval_percent
+    quartiles = " ".join(f"{value:+.1f}" for value in result.quartiles_percent)
+    own = "" if result.own_account_percent is None else f"  own account {result.own_account_percent:.2f} %"
+    rows = "" if result.rows_share is None else f", rows in {100 * result.rows_share:.0f} % of the steps"
+    return (
+        f"{result.case:<22} {result.without_ms:7.1f} ms -> {result.with_ms:7.1f} ms  {result.added_percent:+5.2f} % "
+        f"[{low:+.2f}, {high:+.2f}]  quartiles of pairs {quartiles}{own}{rows}"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.overhead", description=__doc__.splitlines()[0])
+    parser.add_argument("--steps", type=int, default=100, help="pairs of steps a case (default 100)")
+    parser.add_argument("--case", choices=CASES, help="only this one")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="where to write the figures")
+    arguments = parser.parse_args()
+    parameters = sum(parameter.numel() for parameter in Training(DemoSettings()).model.parameters())
+    print(f"ByteGPT, {parameters:,} parameters, torch {torch.__version__}, {torch.get_num_threads()} threads")
+    results = []
+    for case in [arguments.case] if arguments.case else CASES:
+        results.append(measure(case, arguments.steps))
+        print(_line(results[-1]), flush=True)
+    if arguments.json is not None:
+        machine = {"machine": platform.machine(), "threads": torch.get_num_threads(), "torch": torch.__version__}
+        figures = {**machine, "parameters": parameters, "results": [asdict(result) for result in results]}
+        arguments.json.write_text(json.dumps(figures, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,177 @@
+"""The command line: holter demo, runs, show, export. What a command needs (torch, rich, pyarrow) loads when it runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from contextlib import nullcontext
+from dataclasses import replace
+from errno import EACCES
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from holter.words import printable, size
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+class _Commands(click.Group):
+    """What a user can put right is one line on stderr and exit code 1, never a traceback."""
+
+    def invoke(self, context: click.Context) -> Any:
+        try:
+            return super().invoke(context)
+        except BrokenPipeError:  # `holter show RUN | head` is no error; click ends quietly
+            raise
+        except OSError as error:
+            raise click.ClickException(printable(_about(error))) from error
+        except ValueError as error:
+            raise click.ClickException(printable(str(error))) from error
+
+
+def _about(error: OSError) -> str:
+    return f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error)
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="holter", prog_name="holter", message="%(prog)s %(version)s")
+def main() -> None:
+    """Holter: what your training recorded, step by step and layer by layer."""
+    if hasattr(sys.stdout, "reconfigure"):  # a terminal that has no sign for a character gets a question mark
+        sys.stdout.reconfigure(errors="replace")
+
+
+def _console() -> Console:
+    from rich.console import Console
+
+    # Into a pipe or a file goes the whole width: what reads there does not mind long lines.
+    width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else 160
+    return Console(highlight=False, width=width)
+
+
+def _print_json(value: Any) -> None:
+    from holter.summary import as_json
+
+    click.echo(json.dumps(as_json(value), indent=1, allow_nan=False))
+
+
+@main.command()
+@click.option("--steps", type=click.IntRange(min=1), default=200, show_default=True, help="Steps to train.")
+@click.option("--run", type=click.Path(path_type=Path), help="Where to record.  [default: runs/<date-time-word>]")
+@click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True, help="Of weights and batches.")
+def demo(steps: int, run: Path | None, seed: int) -> None:
+    """Train a small GPT on the standard library's source, under a monitor.
+
+    Takes about half a minute on two cores and downloads nothing.
+    """
+    directory = _new_run(run)
+    console = _console()
+    # Threads that wait for each other by spinning make a step ten times slower as soon as anything else runs.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    with console.status("Loading torch") if console.is_terminal else nullcontext():
+        from holter.demo import DemoSettings, shown_on, train
+
+    interrupted = False
+    try:
+        with shown_on(console, steps) as on_step:
+            train(DemoSettings(steps=steps, seed=seed), run=directory, on_step=on_step)
+    except KeyboardInterrupt:
+        interrupted = True  # what was recorded until then is there all the same
+    from holter.run import open_run
+    from holter.show import render_demo
+    from holter.summary import summarise
+
+    console.print(render_demo(summarise(open_run(directory))))
+    if interrupted:
+        raise click.Abort
+
+
+def _new_run(named: Path | None) -> Path:
+    from holter.run import create_directory
+
+    try:
+        directory = create_directory(named)
+        if not os.access(directory, os.W_OK):
+            raise PermissionError(EACCES, os.strerror(EACCES), str(directory))
+    except OSError as error:
+        raise ValueError(f"cannot record to {_about(error)}. Name a directory you may write with --run") from error
+    return directory
+
+
+@main.command()
+@click.argument("directory", type=click.Path(path_type=Path), default="runs")
+@click.option("--json", "as_json", is_flag=True, help="For scripts.")
+def runs(directory: Path, as_json: bool) -> None:
+    """List the runs in DIRECTORY, by default runs."""
+    from holter.glance import glance_at_runs
+
+    if not directory.is_dir():
+        raise ValueError(
+            f"{directory} is not a directory: name one that holds runs, or make a first with `holter demo`"
+        )
+    glances = glance_at_runs(directory)
+    if as_json:
+        _print_json(glances)
+    elif not glances:
+        click.echo(
+            f"No runs in {printable(str(directory))} yet: holter.watch() records one, and so does `holter demo`."
+        )
+    else:
+        from holter.show import render_runs
+
+        _console().print(render_runs(glances, time.time()))
+
+
+@main.command()
+@click.argument("run", type=click.Path(path_type=Path))
+@click.option("--all", "all_layers", is_flag=True, help="Every layer, not only the worst.")
+@click.option("--role", help="Only this role, such as gradient or weight.")
+@click.option("--json", "as_json", is_flag=True, help="For scripts: every layer, unrounded.")
+def show(run: Path, all_layers: bool, role: str | None, as_json: bool) -> None:
+    """Show what RUN recorded: the layers of each role, the worst first.
+
+    "vs siblings" is a layer's norm over the median of its kind, matrices or vectors; "change" is its last norm over
+    its first; "median" is over the run, and everything else as last measured.
+    """
+    from holter.run import open_run
+    from holter.summary import summarise
+
+    summary = summarise(open_run(run))
+    roles = [found.role for found in summary.roles]
+    if role is not None:
+        if role not in roles:
+            raise ValueError(f"{run} has no role {role!r}: there {_are(roles)}")
+        summary = replace(summary, roles=tuple(found for found in summary.roles if found.role == role))
+    if as_json:
+        _print_json(summary)
+    else:
+        from holter.show import render_run
+
+        _console().print(render_run(summary, all_layers=all_layers))
+
+
+def _are(roles: list[str]) -> str:
+    return f"are {', '.join(roles)}" if roles else "is none yet"
+
+
+@main.command()
+@click.argument("run", type=click.Path(path_type=Path))
+@click.option("--to", "form", type=click.Choice(["parquet", "csv"]), required=True, help="The files' format.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="A directory.  [default: RUN/export]")
+def export(run: Path, form: str, output: Path | None) -> None:
+    """Write RUN as tables: scalars, rows (one a step and layer) and histograms."""
+    from holter.export import export as export_run
+    from holter.run import open_run
+
+    opened = open_run(run)
+    try:
+        exported = export_run(opened, form, output)
+    except OSError as error:
+        raise ValueError(f"cannot write {_about(error)}. Name a directory you may write with -o") from error
+    for file in exported:
+        click.echo(f"{printable(str(file.path))}  {file.lines:,} lines, {size(file.path.stat().st_size)}")

@@ -1,0 +1,64 @@
+"""Names and numbers as people read them in a terminal."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+
+def printable(text: str) -> str:
+    r"""The text with everything invisible written out: control, bidirectional and broken characters.
+
+    >>> printable("a\x1b[31m\u202eb")
+    'a\\x1b[31m\\u202eb'
+    """
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
+def number(value: float | None) -> str:
+    """Three digits that count.
+
+    >>> [number(v) for v in (1234.5, 0.01234, 1.234e-9, float("nan"), None)]
+    ['1,234', '0.0123', '1.23e-09', 'nan', '–']
+    """
+    if value is None:
+        return "–"
+    return f"{value:,.0f}" if 1000 <= abs(value) < 1e6 else f"{value:.3g}"
+
+
+def times(ratio: float) -> str:
+    """A ratio: 0.0076×, 47×."""
+    if math.isnan(ratio):
+        return "–"
+    return f"{ratio:,.0f}×" if 10 <= ratio < 1e6 else f"{ratio:.2g}×"
+
+
+def share(value: float) -> str:
+    """A share in percent; what is a little above nothing does not read as nothing."""
+    if math.isnan(value):
+        return "–"
+    if value in (0, 1):
+        return f"{100 * value:.0f} %"
+    return f"{100 * value:.2g} %" if 0.001 <= value < 0.995 else "<0.1 %" if value < 0.5 else ">99 %"
+
+
+def amount(count: float | None, units: Sequence[str] = ("", " K", " M", " B", " T"), step: int = 1000) -> str:
+    """A large count in a fitting unit: 1.23 M."""
+    if count is None:
+        return "–"
+    power = 0
+    while abs(count) >= step and power < len(units) - 1:
+        count, power = count / step, power + 1
+    return f"{count:.3g}{units[power]}" if power else f"{count:.0f}{units[0]}"
+
+
+def size(count: int | None) -> str:
+    return amount(count, (" B", " KiB", " MiB", " GiB", " TiB"), 1024)
+
+
+def duration(seconds: float) -> str:
+    """In the largest unit of which there are two."""
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{seconds:.0f} s" if seconds >= 10 else f"{max(seconds, 0.0):.2g} s"

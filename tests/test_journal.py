@@ -1,0 +1,398 @@
+"""The journal gives back what was written, or the longest valid prefix of it, whatever happened to the file."""
+
+from __future__ import annotations
+
+import errno
+import os
+import struct
+import subprocess
+import sys
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from holter import journal as module
+from holter.codec import Decoder
+from holter.journal import Journal, JournalReader
+from holter.record import FORMAT, Ending, Entry, LayerRows, Problem, Record
+from holter.statistics.histogram import Histograms
+from holter.statistics.rows import COLUMNS, Rows
+from tests.test_codec import fingerprints
+
+HEADER = 8
+real_frames = module._frames
+TAIL = 64 << 10
+
+
+def some_rows(layers: tuple[str, ...], seed: int, histograms: bool) -> LayerRows:
+    rng = np.random.default_rng(seed)
+    values = rng.normal(size=(len(layers), len(COLUMNS)))
+    found = Histograms.of([rng.normal(size=50) for _ in layers]) if histograms else None
+    return LayerRows(layers, Rows(values, found))
+
+
+def some_entries(count: int, layers: int = 16) -> list[Entry]:
+    """Steps of a training whose layers change once, with a problem and an ending among them."""
+    entries: list[Entry] = []
+    for step in range(count):
+        names = tuple(f"block.{i}.weight" for i in range(layers if step < count // 2 else layers + 1))
+        rows = {"gradient": some_rows(names, step, histograms=step % 3 == 0)}
+        entries.append(Record(step, 1e9 + step, {"loss": 1.0 / (step + 1), "rate": float("nan")}, rows, {"at": "clip"}))
+    entries.insert(count // 3, Problem(count // 3, 1e9, "write", "OSError"))
+    return [*entries, Ending(2e9, "finished")]
+
+
+def write(path: Path, entries: Sequence[Entry]) -> list[int]:
+    """Writes a journal; returns where each entry ends."""
+    journal, ends = Journal(path), []
+    for entry in entries:
+        journal.append(entry)
+        ends.append(path.stat().st_size)
+    journal.close()
+    return ends
+
+
+def read(path: Path) -> list[Entry]:
+    return list(JournalReader(path).read())
+
+
+# Damage --------------------------------------------------------------------------------------------------------
+
+
+class Remembering(Decoder):
+    """Decodes a blob once: tens of thousands of cuts hold the same blobs. An altered blob is decoded for real."""
+
+    known: dict[bytes, Entry]
+
+    def decode(self, blob: bytes) -> Entry | None:
+        if blob not in self.known:
+            entry = super().decode(blob)
+            if entry is None:
+                return None
+            self.known[blob] = entry
+        return self.known[blob]
+
+
+@pytest.fixture
+def remembering(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Remembering, "known", {}, raising=False)
+    monkeypatch.setattr(module, "Decoder", Remembering)
+
+
+class Damaged:
+    """A journal on which damage is done: knows how many whole entries end before a given byte."""
+
+    def __init__(self, directory: Path, count: int = 18) -> None:
+        self.path = directory / "rank-0.journal"
+        self.ends = write(self.path, some_entries(count))
+        self.data = self.path.read_bytes()
+        self.truth = read(self.path)
+        assert len(self.truth) == count + 2
+
+    def whole_before(self, place: int) -> int:
+        return bisect_right(self.ends, place)
+
+    def wrong(self, place: int, written: bytes) -> str:
+        """Writes these bytes at this place, reads, and undoes it; says what was wrong with what was read."""
+        there = self.data[place : place + len(written)]
+        same = next((i for i, (a, b) in enumerate(zip(there, written, strict=False)) if a != b), len(there))
+        intact = place + same
+        with self.path.open("r+b", buffering=0) as file:
+            os.pwrite(file.fileno(), written, place)
+            found, expected = read(self.path), self.truth[: self.whole_before(intact)]
+            os.pwrite(file.fileno(), there, place)
+            file.truncate(len(self.data))
+        if found == expected or fingerprints(found) == fingerprints(expected):
+            return ""
+        return f"{len(found)} entries of {len(expected)} whole ones, damaged at byte {intact}"
+
+
+def wrong_when_cut(damaged: Damaged, places: Iterator[int] | range) -> list[str]:
+    """Cuts the file at these places, from the last on; the file is shortened in place, as a crash leaves it."""
+    found = []
+    damaged.path.write_bytes(damaged.data)
+    for place in sorted(places, reverse=True):
+        os.truncate(damaged.path, place)
+        entries, whole = read(damaged.path), damaged.whole_before(place)
+        if entries != damaged.truth[:whole]:
+            found.append(f"{len(entries)} entries of {whole} when cut at byte {place}")
+    return found
+
+
+@pytest.mark.usefixtures("remembering")
+def test_a_file_cut_at_any_byte_gives_all_its_whole_entries(tmp_path: Path) -> None:
+    """P12: cut at every single byte of the last 64 KiB."""
+    damaged = Damaged(tmp_path)
+    size = len(damaged.data)
+    assert size > TAIL + HEADER
+    assert wrong_when_cut(damaged, range(size - TAIL, size + 1)) == []
+    assert wrong_when_cut(damaged, range(200)) == []
+
+
+def frames_that_lose_the_last(file: Any, size: int) -> Iterator[tuple[bytes, bytes]]:
+    """The planted twin: a whole frame that ends with the file is taken for torn."""
+    return real_frames(file, size - 1)
+
+
+def frames_without_checksum(file: Any, size: int) -> Iterator[tuple[bytes, bytes]]:
+    """The planted twin: lengths are believed, checksums not looked at."""
+    while len(head := file.read(8)) == 8:
+        length = int.from_bytes(head[:4], "little")
+        if not 0 < length <= size - file.tell():
+            return
+        yield head, file.read(length)
+
+
+@pytest.mark.usefixtures("remembering")
+def test_a_reader_that_loses_whole_entries_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """P12: the planted twin of the cuts."""
+    damaged = Damaged(tmp_path)
+    monkeypatch.setattr(module, "_frames", frames_that_lose_the_last)
+    assert wrong_when_cut(damaged, range(len(damaged.data) - 4000, len(damaged.data) + 1))
+
+
+def zero_filled(damaged: Damaged) -> list[str]:
+    """Zeros after the end, and in place of the last bytes: blocks that were allocated and never written."""
+    size = len(damaged.data)
+    longer = [damaged.wrong(size, bytes(more)) for more in (*range(1, 80), 4096, 65536, 1 << 20)]
+    lost = [damaged.wrong(size - lost, bytes(lost)) for lost in (*range(1, 200), *range(200, 40_000, 97))]
+    return [one for one in (*longer, *lost) if one]
+
+
+def flipped(damaged: Damaged, count: int) -> list[str]:
+    rng = np.random.default_rng(12)
+    places = rng.integers(HEADER, len(damaged.data), size=count).tolist()
+    found = [damaged.wrong(place, bytes([damaged.data[place] ^ 1 << int(rng.integers(8))])) for place in places]
+    return [one for one in found if one]
+
+
+@pytest.mark.usefixtures("remembering")
+def test_a_tail_of_zeros_is_no_entry(tmp_path: Path) -> None:
+    """P12: what a file system leaves after a crash: zeros appended, or in place of the last bytes."""
+    assert zero_filled(Damaged(tmp_path)) == []
+
+
+@pytest.mark.usefixtures("remembering")
+def test_a_flipped_bit_never_makes_a_wrong_entry(tmp_path: Path) -> None:
+    """P12: 2,500 single bits: exactly the entries before the damage are read."""
+    assert flipped(Damaged(tmp_path), 2500) == []
+
+
+@pytest.mark.usefixtures("remembering")
+@pytest.mark.parametrize("damage", [zero_filled, lambda damaged: flipped(damaged, 200)], ids=["zeros", "flips"])
+def test_without_checksums_damage_would_pass(
+    damage: Callable[[Damaged], list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P12: the planted twin of zeros and flips."""
+    damaged = Damaged(tmp_path)
+    monkeypatch.setattr(module, "_frames", frames_without_checksum)
+    assert damage(damaged)
+
+
+def test_a_flipped_bit_in_the_header_never_makes_a_wrong_entry(tmp_path: Path) -> None:
+    """P12: every bit of it: nothing is read, or everything, or the file is refused as too new."""
+    damaged = Damaged(tmp_path, count=3)
+    truth = fingerprints(damaged.truth)
+    for bit in range(8 * HEADER):
+        data = bytearray(damaged.data)
+        data[bit // 8] ^= 1 << bit % 8
+        damaged.path.write_bytes(data)
+        try:
+            assert fingerprints(read(damaged.path)) in ([], truth)
+        except ValueError as error:
+            assert "upgrade" in str(error)
+
+
+@pytest.mark.parametrize("data", [b"", b"H", b"HOLTER", b"PK\x03\x04" * 99, b"\x80\x04\x95" * 50, bytes(4096)])
+def test_a_file_that_is_no_journal_has_no_entries(data: bytes, tmp_path: Path) -> None:
+    """P12: and every byte of it is told to be unreadable."""
+    path = tmp_path / "rank-0.journal"
+    path.write_bytes(data)
+    reader = JournalReader(path)
+    assert list(reader.read()) == [] and reader.unreadable_bytes == len(data)
+
+
+def test_a_journal_of_a_newer_version_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    """A guess at what a newer Holter meant would be a wrong record."""
+    path = tmp_path / "rank-0.journal"
+    path.write_bytes(struct.pack("<6sH", b"HOLTER", FORMAT + 1))
+    with pytest.raises(ValueError, match=r"format 2, this Holter reads up to 1: upgrade it with `pip install"):
+        read(path)
+
+
+def test_unreadable_bytes_are_counted(tmp_path: Path) -> None:
+    """What a crash tore off is told, and a whole file has none."""
+    path = tmp_path / "rank-0.journal"
+    ends = write(path, some_entries(3))
+    reader = JournalReader(path)
+    assert len(list(reader.read())) == 5 and reader.unreadable_bytes == 0
+    os.truncate(path, ends[-1] - 7)
+    reader = JournalReader(path)
+    assert len(list(reader.read())) == 4 and reader.unreadable_bytes == ends[-1] - 7 - ends[-2]
+
+
+# Growing and replaced files ---------------------------------------------------------------------------------------
+
+
+@settings(max_examples=60, deadline=None)
+@given(places=st.lists(st.floats(0, 1), max_size=12))
+def test_a_growing_file_is_read_as_if_at_once(places: list[float], tmp_path_factory: pytest.TempPathFactory) -> None:
+    """P18: whatever part of it is there when the reader looks."""
+    directory = tmp_path_factory.mktemp("growing")
+    write(directory / "whole", some_entries(9))
+    data = (directory / "whole").read_bytes()
+    path = directory / "rank-0.journal"
+    path.touch()
+    reader, found = JournalReader(path), []
+    for place in sorted([*(int(p * len(data)) for p in places), len(data)]):
+        with path.open("ab") as file:
+            file.write(data[file.tell() : place])
+        found += reader.read()
+    assert fingerprints(found) == fingerprints(some_entries(9))
+    assert list(reader.read()) == [] and reader.starts == 1
+
+
+def replace_by_another_inode(path: Path, data: bytes) -> None:
+    (path.parent / "new").write_bytes(data)
+    (path.parent / "new").replace(path)
+
+
+@pytest.mark.parametrize("replace", [replace_by_another_inode, Path.write_bytes])
+@pytest.mark.parametrize("count", [1, 4, 30])
+def test_a_replaced_file_is_read_from_its_start(
+    replace: Callable[[Path, bytes], None], count: int, tmp_path: Path
+) -> None:
+    """P18: shorter, as long or longer than what was read before, on the same inode or another."""
+    path = tmp_path / "rank-0.journal"
+    write(path, some_entries(4))
+    reader = JournalReader(path)
+    assert len(list(reader.read())) == 6
+    fresh = [Record(step, 7e8 + step, {"loss": 3.0}) for step in range(count)]
+    write(tmp_path / "other", fresh)
+    replace(path, (tmp_path / "other").read_bytes())
+    assert fingerprints(list(reader.read())) == fingerprints(fresh) and reader.starts == 2
+
+
+def test_a_copy_that_grew_is_read_on(tmp_path: Path) -> None:
+    """P18: a synchronised copy of a run gets a new inode each time, and is the same file all the same."""
+    path = tmp_path / "rank-0.journal"
+    ends = write(tmp_path / "source", some_entries(5))
+    data = (tmp_path / "source").read_bytes()
+    path.write_bytes(data[: ends[2]])
+    reader = JournalReader(path)
+    assert len(list(reader.read())) == 3
+    replace_by_another_inode(path, data)
+    assert fingerprints(list(reader.read())) == fingerprints(some_entries(5)[3:]) and reader.starts == 1
+
+
+# Writes that fail -------------------------------------------------------------------------------------------------
+
+
+class Disk:
+    """Stands in for os.write: takes a part of what it is given, or nothing, as often as it is told to."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.failures: list[float | int] = []  # a share of the bytes to take, or an errno
+        self._write = os.write
+        monkeypatch.setattr(os, "write", self)
+
+    def __call__(self, file: int, data: bytes) -> int:
+        if not self.failures:
+            return self._write(file, data)
+        failure = self.failures.pop(0)
+        if isinstance(failure, int):
+            raise OSError(failure, os.strerror(failure))
+        return self._write(file, data[: int(len(data) * failure)])
+
+
+def keeps_its_promise(journal_class: type[Journal], path: Path, disk: Disk) -> bool:
+    """Every entry is tried until it does not raise; then the file must hold each of them, once, in order."""
+    journal, reader, seen = journal_class(path), JournalReader(path), []
+    for place, entry in enumerate(some_entries(12)):
+        disk.failures = [[], [0.5], [0.0, 0.99], [errno.ENOSPC], [0.3, errno.EIO, 0.7]][place % 5]
+        for _ in range(5):
+            try:
+                journal.append(entry)
+                break
+            except OSError:
+                seen += reader.read()  # a reader that looks while a write has failed
+    seen += reader.read()
+    journal.close()
+    truth = fingerprints(some_entries(12))
+    return fingerprints(read(path)) == truth and fingerprints(seen) == truth
+
+
+class Unchecked(Journal):
+    """The planted twin: what os.write returns is not looked at."""
+
+    def _write(self, data: bytes) -> None:
+        os.write(self._file, data)
+
+
+def test_a_write_cut_short_is_undone_and_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """P13: a full disk takes a part and raises nothing; ENOSPC and EIO; the same entry goes through later."""
+    disk = Disk(monkeypatch)
+    assert keeps_its_promise(Journal, tmp_path / "good", disk)
+    assert not keeps_its_promise(Unchecked, tmp_path / "bad", disk)
+
+
+LIMITED = """
+import resource, signal, sys
+from pathlib import Path
+from tests.test_journal import Journal, some_entries
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+journal, failed = Journal(Path(sys.argv[1])), 0
+for place, entry in enumerate(some_entries(12)):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000 + 100 * place, resource.RLIM_INFINITY))
+    try:
+        journal.append(entry)
+    except OSError:
+        failed += 1
+        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        journal.append(entry)
+print(failed)
+"""
+
+
+def test_a_file_that_may_not_grow_keeps_what_it_has_and_goes_on_later(tmp_path: Path) -> None:
+    """P13: the kernel's own short write, at the limit of a file's size; the same entries once the limit is lifted."""
+    command = [sys.executable, "-c", LIMITED, str(tmp_path / "rank-0.journal")]
+    failed = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parent.parent)
+    assert int(failed.stdout) > 3
+    assert fingerprints(read(tmp_path / "rank-0.journal")) == fingerprints(some_entries(12))
+
+
+def test_a_file_has_one_writer(tmp_path: Path) -> None:
+    """P18: a second journal at the same place is refused, and the first is as it was."""
+    first = Journal(tmp_path / "rank-0.journal")
+    first.append(Ending(1.0, "finished"))
+    with pytest.raises(FileExistsError):
+        Journal(tmp_path / "rank-0.journal")
+    first.close()
+    assert read(tmp_path / "rank-0.journal") == [Ending(1.0, "finished")]
+
+
+def test_a_journal_that_was_deleted_says_so(tmp_path: Path) -> None:
+    """P13: writing on into a file that nobody can open any more would lose every step without a word."""
+    journal = Journal(tmp_path / "rank-0.journal")
+    journal.append(Ending(1.0, "finished"))
+    (tmp_path / "rank-0.journal").unlink()
+    with pytest.raises(FileNotFoundError, match="deleted"):
+        journal.append(Ending(2.0, "finished"))
+    journal.close()
+
+
+def test_a_journal_without_room_for_its_header_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """P13: so that the same place can be tried again."""
+    disk = Disk(monkeypatch)
+    disk.failures = [0.5]
+    with pytest.raises(OSError, match="only a part was written"):
+        Journal(tmp_path / "rank-0.journal")
+    assert list(tmp_path.iterdir()) == []
+    Journal(tmp_path / "rank-0.journal").close()

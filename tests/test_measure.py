@@ -1,0 +1,391 @@
+"""Rows measured with torch equal plain float64 arithmetic, for any tensor a training can hand over.
+
+The checks return their complaints as sentences: none for the real measurer, some for every planted fault.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+import holter
+from holter.statistics import measure as module
+from holter.statistics.blocks import BLOCK
+from holter.statistics.histogram import FINITE, Histograms
+from holter.statistics.measure import Measurer, measure_rows, unmeasurable
+from holter.statistics.rows import COLUMNS, Rows
+
+pytestmark = pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta state", "ignore:.*quantize")
+
+EXACT = ("count", "zeros", "nans", "infs_positive", "infs_negative", "min", "max")
+POWERS = {"sum": 1, "sum_abs": 1, "sum_squares": 2, "sum_fourths": 4}
+SIZES = (1, 2, 63, 64, 65, 511, 512, 513, 4095, 4096, 4097, 9000)
+FLOAT8 = (torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz)
+
+
+def numbers_in(tensor: Tensor) -> np.ndarray:
+    """The values of a tensor, one float64 each; a complex number counts as its two parts."""
+    dense = tensor.detach()
+    dense = dense.to_dense() if dense.layout is not torch.strided else dense
+    dense = torch.view_as_real(dense.resolve_conj()) if dense.is_complex() else dense
+    return dense.to(torch.float64).resolve_neg().contiguous().numpy().reshape(-1)
+
+
+def expected_row(tensor: Tensor) -> dict[str, float]:
+    values = numbers_in(tensor)
+    finite = values[np.isfinite(values)]
+    return {
+        "count": values.size,
+        "zeros": int((values == 0).sum()),
+        "nans": int(np.isnan(values).sum()),
+        "infs_positive": int((values == np.inf).sum()),
+        "infs_negative": int((values == -np.inf).sum()),
+        "sum": finite.sum(),
+        "sum_abs": np.abs(finite).sum(),
+        "sum_squares": (finite**2).sum(),
+        "sum_fourths": (finite**4).sum(),
+        "min": finite.min(initial=np.inf),
+        "max": finite.max(initial=-np.inf),
+    }
+
+
+def complaints(tensors: Sequence[Tensor], rows: Rows) -> list[str]:
+    """Where these rows are not those of these tensors."""
+    found = []
+    for place, tensor in enumerate(tensors):
+        row, expected = dict(zip(COLUMNS, rows.values[place], strict=True)), expected_row(tensor)
+        scale = np.abs(np.where(np.isfinite(numbers_in(tensor)), numbers_in(tensor), 0))
+        about = f"{tensor.dtype} {tuple(tensor.shape)}"
+        found += [
+            f"{name} of {about} is {row[name]}, not {expected[name]}" for name in EXACT if row[name] != expected[name]
+        ]
+        for name, power in POWERS.items():
+            if not abs(row[name] - expected[name]) <= 1e-6 * (scale**power).sum():
+                found.append(f"{name} of {about} is {row[name]}, not {expected[name]}")
+        if rows.histograms is not None:
+            truth, counts = Histograms.of([numbers_in(tensor)]).dense()[0], rows.histograms.dense()[place]
+            if not np.array_equal(counts[FINITE], truth[FINITE]) or counts.sum() != truth.sum():
+                found.append(f"the histogram of {about} is another")
+    return found
+
+
+def a_generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=a_generator(seed))
+
+
+def with_zeros(tensor: Tensor) -> Tensor:
+    return torch.where(tensor.abs() > 0.4, tensor, 0.0)
+
+
+def mixed(size: int) -> Tensor:
+    values = normal(size)
+    values[::7], values[1::11], values[2::13], values[3::17] = torch.nan, torch.inf, -torch.inf, 0.0
+    return values
+
+
+def uncoalesced(dtype: torch.dtype = torch.float32) -> Tensor:
+    places = torch.tensor([[3, 0, 3, 7, 1], [1, 2, 1, 0, 0]])
+    infinite = 0.5 if dtype.is_complex else torch.inf  # torch's own to_dense() makes NaN of a complex infinity
+    values = torch.tensor([1.5, -2.0, 4.0, 0.0, infinite]).to(dtype)
+    return torch.sparse_coo_tensor(places, values, (9, 4), check_invariants=True)
+
+
+def strided_cases() -> Iterator[Tensor]:
+    for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16, *FLOAT8):
+        yield with_zeros(normal(300, 7)).to(dtype)
+    for dtype in (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint64):
+        yield torch.arange(700).remainder(97).to(dtype)
+    yield torch.tensor([2**30 + 1, -(2**40) - 3, 0, 5])  # integers that float32 would round
+    yield torch.arange(100) % 3 == 0
+    for dtype in (torch.complex64, torch.complex128):
+        yield torch.complex(normal(90), with_zeros(normal(90, seed=1))).to(dtype)
+    yield torch.complex(normal(90), normal(90, seed=1)).conj()
+    yield torch.complex(normal(90), normal(90, seed=1)).conj().imag  # a view with the sign still to be taken
+    yield from (torch.zeros(0), torch.zeros(3, 0, 2, dtype=torch.float16), torch.tensor(-2.5), torch.tensor(torch.nan))
+    yield normal(1, 5).expand(400, 5)
+    yield from (normal(50, 60).T, normal(40, 40)[::3, 1::2], normal(2, 3, 4, 5).to(memory_format=torch.channels_last))
+    yield torch.full((5000,), 1.1)  # rounding errors all point the same way
+    yield -torch.full((5000,), 1.1).half()
+
+
+def extreme_cases() -> Iterator[Tensor]:
+    for size in (70, 5000):
+        for scale in (1e38, 1e20, 1e-20, 1e-30, 1e-38):
+            yield normal(size).clamp(-3, 3) * scale
+        yield torch.arange(size).remainder(50).to(torch.int32).view(torch.float32)  # denormals
+        yield from (torch.full((size,), torch.nan), torch.full((size,), torch.inf), torch.full((size,), -torch.inf))
+        yield from (mixed(size), mixed(size).double(), mixed(size).half(), mixed(size).bfloat16())
+        yield from (torch.zeros(size), -torch.zeros(size), normal(size).double() * 1e60)
+        yield torch.cat([normal(size) * 1e-25, normal(size) * 1e25])
+        yield torch.tensor([3.4e38, -3.4e38, 0.0, 1e-45]).repeat(size)
+
+
+def sparse_cases() -> Iterator[Tensor]:
+    for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64):
+        yield uncoalesced(dtype)
+    yield uncoalesced().coalesce()
+    yield torch.sparse_coo_tensor(torch.tensor([[4, 1]]), normal(2, 3), (6, 3), check_invariants=True)
+    yield torch.sparse_coo_tensor(size=(5, 2), check_invariants=True)
+    yield torch.sparse_coo_tensor(size=(0, 2), check_invariants=True)
+    table = torch.where(normal(8, 1, seed=3) > 0, with_zeros(normal(8, 6)), 0.0)
+    yield from (table.to_sparse_csr(), table.to_sparse_csc(), table.to_sparse_bsr((2, 3)), (table + 0j).to_sparse_csr())
+
+
+def sized_cases() -> Iterator[Tensor]:
+    for size in SIZES:
+        yield with_zeros(normal(size, seed=size))
+        yield normal(size, seed=size).double() - 2  # negative throughout: padding must not become the maximum
+        yield -normal(size, seed=size).abs().half() - 1
+    for size in (BLOCK - 1, BLOCK, BLOCK + 1):
+        yield normal(size, seed=size) + 3
+
+
+CASES = {"strided": strided_cases, "extreme": extreme_cases, "sparse": sparse_cases, "sized": sized_cases}
+Measure = Callable[[Sequence[Tensor]], Rows]
+
+
+def measured(tensors: Sequence[Tensor]) -> Rows:
+    return measure_rows(tensors, histograms=True)
+
+
+@pytest.mark.parametrize("kind", CASES)
+def test_rows_equal_a_float64_reference_whatever_the_tensor(kind: str) -> None:
+    """P11: every dtype, layout, size and value: counts and extremes exact, sums within 1e-6 of the sum of |terms|."""
+    tensors = list(CASES[kind]())
+    assert complaints(tensors, measured(tensors)) == []
+    assert [one for tensor in tensors[:60] for one in complaints([tensor], measured([tensor]))] == []
+
+
+def wrap(monkeypatch: pytest.MonkeyPatch, owner: object, name: str, after: Callable[..., None]) -> None:
+    original = getattr(owner, name)
+
+    def wrapped(*args: object) -> object:
+        result = original(*args)
+        after(*args)
+        return result
+
+    monkeypatch.setattr(owner, name, wrapped)
+
+
+def plant_squares_that_overflow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_scale_for", lambda largest, scale: scale.fill_(1.0))
+
+
+def plant_padding_that_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fill_up(block: module._PlacedBlock, *_: object) -> None:
+        block.valid = torch.full_like(block.valid, block._shape[1])
+
+    wrap(monkeypatch, module._PlacedBlock, "__init__", fill_up)
+
+
+def plant_padding_that_is_not_cleared(monkeypatch: pytest.MonkeyPatch) -> None:
+    def leave_rubbish(block: module._PlacedBlock, work: Tensor, _: list[Tensor]) -> None:
+        work[block._tails] = work[block._tails].masked_fill(block._padding, 0.5)
+
+    wrap(monkeypatch, module._PlacedBlock, "_fill", leave_rubbish)
+
+
+def plant_nan_that_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    wrap(monkeypatch, module._PlacedBlock, "_fill", lambda block, work, flat: work.nan_to_num_(nan=0.0))
+
+
+def plant_implicit_zeros_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_add_implicit_zeros", lambda rows, implicit: None)
+
+
+def plant_duplicates_not_added(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Tensor, "coalesce", lambda self: self.clone()._coalesced_(True))
+
+
+def plant_merging_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    def narrow(plan: module._Plan, *_: object) -> None:
+        plan._accumulator = torch.float32
+
+    wrap(monkeypatch, module._Plan, "__init__", narrow)
+
+
+def plant_integers_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_WIDE", (torch.float64,))
+
+
+def plant_fourth_powers_added_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_RUN", 4096)
+
+
+@pytest.mark.parametrize(
+    ("plant", "kind"),
+    [
+        (plant_squares_that_overflow, "extreme"),
+        (plant_padding_that_counts, "sized"),
+        (plant_padding_that_is_not_cleared, "sized"),
+        (plant_nan_that_is_dropped, "extreme"),
+        (plant_implicit_zeros_forgotten, "sparse"),
+        (plant_duplicates_not_added, "sparse"),
+        (plant_merging_in_float32, "extreme"),
+        (plant_integers_in_float32, "strided"),
+        (plant_fourth_powers_added_one_by_one, "strided"),
+    ],
+)
+def test_the_reference_rejects_a_planted_fault(
+    plant: Callable[[pytest.MonkeyPatch], None], kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P11: the twins of the test above."""
+    tensors = list(CASES[kind]())
+    plant(monkeypatch)
+    assert complaints(tensors, measured(tensors))
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    values=st.lists(st.floats(width=32), min_size=1, max_size=40),
+    sizes=st.lists(st.integers(0, 1200), min_size=1, max_size=6),
+    dtype=st.sampled_from([torch.float32, torch.float64, torch.float16, torch.bfloat16]),
+)
+def test_rows_equal_the_reference_for_any_values_and_sizes(
+    values: list[float], sizes: list[int], dtype: torch.dtype
+) -> None:
+    """P11: found by hypothesis, NaN, Inf and denormals among them."""
+    tensors = [torch.tensor(values).repeat(size // len(values) + 1)[:size].to(dtype) for size in sizes]
+    assert complaints(tensors, measured(tensors)) == []
+
+
+def changing_lists() -> list[list[Tensor]]:
+    """Lists of tensors as a training that changes hands them over: twenty makes, then the first ones again."""
+    lists = [[normal(n), normal(2 * n, 3, seed=1).double(), mixed(70 + n)] for n in range(20)]
+    return [*lists, *lists[::-3], [], [normal(9)], [normal(9) + 1]]
+
+
+def remembers_rightly(measurer: Measurer) -> bool:
+    for tensors in changing_lists():
+        rows = measurer.measure(tensors, histograms=len(tensors) % 2 == 1)
+        dense = None if rows.histograms is None else Histograms.from_dense(rows.histograms.numpy())
+        if rows.values.shape != (len(tensors), len(COLUMNS)) or complaints(tensors, Rows(rows.values.numpy(), dense)):
+            return False
+    return True
+
+
+def test_one_measurer_measures_lists_that_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    """P11, P26: a remembered plan is used for lists of its own make only, and not all of them are remembered."""
+    measurer = Measurer()
+    assert remembers_rightly(measurer)
+    assert len(measurer._plans) <= module._REMEMBERED_PLANS
+
+    def by_number(self: Measurer, tensors: list[Tensor]) -> module._Plan:  # the planted fault
+        makes = [module.Make(tensor.numel(), tensor.dtype is torch.float64) for tensor in tensors]
+        return self._plans.setdefault(len(tensors), module._Plan(makes, torch.device("cpu")))
+
+    monkeypatch.setattr(Measurer, "_plan_for", by_number)
+    with pytest.raises((AssertionError, RuntimeError)):
+        assert remembers_rightly(Measurer())
+
+
+def is_repeatable(measure: Measure) -> bool:
+    tensors = [normal(9000), normal(BLOCK + 5, seed=1), mixed(300), normal(700).half()]
+    first, second = measure(tensors), measure(tensors)
+    return first.values.tobytes() == second.values.tobytes()
+
+
+def test_measuring_again_gives_the_same_bits() -> None:
+    """P2: the order of summing does not change from call to call, nor from measurer to measurer."""
+    one = Measurer()
+    assert is_repeatable(measured)
+    assert is_repeatable(lambda tensors: Rows(one.measure(tensors).values.numpy()))
+
+    def in_any_order(tensors: Sequence[Tensor]) -> Rows:  # the planted fault
+        return measured([tensor[torch.randperm(len(tensor))] for tensor in tensors])
+
+    assert not is_repeatable(in_any_order)
+
+
+def leaves_alone(measure: Callable[[Sequence[Tensor]], object]) -> bool:
+    """Whether inputs, their version counters and the random state are as before."""
+    tensors = [tensor for cases in (strided_cases, sparse_cases) for tensor in cases()]
+    tensors += [normal(700).requires_grad_(), mixed(5000), normal(3, 4).double()]
+    before = [(tensor._version, tensor.requires_grad, numbers_in(tensor).tobytes()) for tensor in tensors]
+    random = torch.get_rng_state(), np.random.get_state()[1].tobytes()  # noqa: NPY002
+    measure(tensors)
+    after = [(tensor._version, tensor.requires_grad, numbers_in(tensor).tobytes()) for tensor in tensors]
+    same_random = torch.equal(random[0], torch.get_rng_state()) and random[1] == np.random.get_state()[1].tobytes()  # noqa: NPY002
+    return before == after and same_random
+
+
+def test_measuring_leaves_tensors_and_random_numbers_alone() -> None:
+    """P2: not a bit of an input, no version counter and no random state changes."""
+    assert leaves_alone(measured)
+    assert not leaves_alone(lambda tensors: torch.rand(1))
+    assert not leaves_alone(lambda tensors: tensors[0].mul_(1))
+    assert not leaves_alone(lambda tensors: tensors[-1].data.add_(1))
+
+
+def test_what_cannot_be_measured_says_why() -> None:
+    """P11: unsupported is reported, with a reason, and nothing else is refused."""
+    refused = {
+        "meta": torch.zeros(3, device="meta"),
+        "nested": torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged),
+        "quantized": torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8),
+        "mkldnn": torch.ones(3).to_mkldnn(),
+        "float4_e2m1fn_x2": torch.zeros(4, dtype=torch.uint8).view(torch.float4_e2m1fn_x2),
+        "bits8": torch.zeros(4, dtype=torch.uint8).view(torch.bits8),
+    }
+    for word, tensor in refused.items():
+        assert word in (unmeasurable(tensor) or "")
+    for cases in CASES.values():
+        assert [tensor.dtype for tensor in cases() if unmeasurable(tensor)] == []
+
+
+def test_a_distributed_tensor_is_measured_by_its_shard() -> None:
+    """P11: a DTensor's row is that of the part this process holds; here there is one process, so the whole."""
+    from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
+
+    store = torch.distributed.HashStore()
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        whole = mixed(60).view(6, 10)
+        sharded = distribute_tensor(whole, init_device_mesh("cpu", (1,)), [Shard(0)])
+        assert complaints([whole], measured([sharded])) == []
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+class Strange(torch.nn.Module):
+    """Parameters whose gradients are of every kind at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.plain, self.short = (torch.nn.Parameter(normal(5).to(dtype)) for dtype in (torch.float32, torch.float16))
+        self.complex, self.empty = torch.nn.Parameter(torch.ones(4) + 1j), torch.nn.Parameter(torch.zeros(0, 3))
+        self.single, self.unused = torch.nn.Parameter(torch.tensor(2.0)), torch.nn.Parameter(torch.ones(2))
+        self.table, self.broken = torch.nn.Embedding(9, 4, sparse=True), torch.nn.Parameter(torch.ones(3))
+        self.meta = torch.nn.Parameter(torch.ones(3, device="meta"))
+
+
+def test_a_step_with_every_kind_of_gradient_is_recorded_whole() -> None:
+    """P11: each gradient has its row, the one that cannot be read is reported, none is missing without a word."""
+    model = Strange()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    with holter.watch(model, optimizer, run=False, budget=None) as monitor:
+        for parameter in (model.plain, model.short, model.complex, model.empty, model.single, model.meta):
+            parameter.grad = torch.full_like(parameter, 2)
+        model.table.weight.grad = uncoalesced()
+        model.broken.grad = torch.tensor([torch.nan, torch.inf, 1.0])
+        optimizer.param_groups[0]["params"] = [model.plain]  # the others cannot all be stepped
+        optimizer.step()
+        steps, layers, counts = monitor.history.series("gradient", "count")
+        nonfinite = monitor.history.series("gradient", "nonfinite")[2]
+        told = [finding for finding in monitor.findings if "meta" in str(finding)]
+    assert steps.tolist() == [0]
+    row = dict(zip(layers, counts[0].tolist(), strict=True))
+    assert row == {"plain": 5, "short": 5, "complex": 8, "empty": 0, "single": 1, "table.weight": 36, "broken": 3}
+    assert dict(zip(layers, nonfinite[0].tolist(), strict=True))["broken"] == 2
+    assert told

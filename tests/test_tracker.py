@@ -1,0 +1,294 @@
+"""MetricsTracker: nothing logged is lost, nothing that fails reaches the training."""
+
+import doctest
+import math
+import sys
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import holter.tracker
+from holter.diagnosis.finding import Finding
+from holter.gradients import log_gradient_distribution
+from holter.record import Record
+from holter.sinks import Memory
+from holter.statistics.measure import measure_rows
+from holter.tracker import MetricsTracker
+
+
+def test_the_examples_in_the_docstrings_run() -> None:
+    outcome = doctest.testmod(holter.tracker)
+    assert outcome.attempted >= 4 and outcome.failed == 0
+
+
+def test_steps_are_kept_as_given() -> None:
+    """P17: repeated, out of order and negative steps, NaN and infinity, all in the order they came."""
+    tracker = MetricsTracker()
+    logged = [(3, 1.0), (1, math.nan), (3, 2.0), (-1, math.inf), (3, 2.0)]
+    for step, value in logged:
+        tracker.log_scalar("loss", value, step=step)
+        tracker.log_scalar("other", step, step=step)
+    steps, values = tracker.scalar("loss")
+    assert steps.tolist() == [step for step, _ in logged]
+    np.testing.assert_array_equal(values, [value for _, value in logged])
+    assert tracker.scalar("never")[0].tolist() == []
+
+
+def test_the_table_has_a_line_for_what_a_step_logged_on_end() -> None:
+    """P17: and a new one where a name comes again."""
+    tracker = MetricsTracker()
+    tracker.log_scalar("a", 1, step=0)
+    tracker.log_scalar("b", 2, step=0)
+    tracker.log_epoch(1, a=3, b=4)
+    tracker.log_scalar("a", 5, step=1)
+    tracker.log_scalar("c/d", 6, step=0)
+    frame = tracker.to_dataframe()
+    assert list(frame.columns) == ["step", "a", "b", "c/d"]
+    assert frame["step"].tolist() == [0, 1, 1, 0]
+    nan = math.nan
+    np.testing.assert_array_equal(frame[["a", "b", "c/d"]], [[1, 2, nan], [3, 4, nan], [5, nan, nan], [nan, nan, 6]])
+
+
+def test_an_empty_table_and_a_scalar_called_step_are_tables_too() -> None:
+    assert list(MetricsTracker().to_dataframe().columns) == ["step"]
+    tracker = MetricsTracker()
+    tracker.log_scalar("step", 7.0, step=2)
+    assert tracker.to_dataframe().to_numpy().tolist() == [[2, 7.0]]
+
+
+def test_without_pandas_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(ImportError, match=r"pip install 'holter\[parquet\]'"):
+        MetricsTracker().to_dataframe()
+
+
+def test_numbers_of_every_kind_become_floats() -> None:
+    """A1: tensors and numpy scalars too."""
+    tracker = MetricsTracker()
+    for value in (2, True, np.float32(2), torch.tensor(2.0, requires_grad=True), torch.tensor([[2]]), np.int8(2)):
+        tracker.log_scalar("x", value, step=0)
+    values = [scalars["x"] for _, scalars in tracker._rows]
+    assert values == [2.0, 1.0, 2.0, 2.0, 2.0, 2.0]
+    assert {type(value) for value in values} == {float}
+
+
+@pytest.mark.parametrize("value", [None, "many", torch.ones(2), [1.0], np.ones(3), {}])
+def test_what_is_no_number_is_told_and_left_out_alone(value: Any) -> None:
+    """P1: the other metrics of the call are kept."""
+    tracker = MetricsTracker()
+    with pytest.warns(UserWarning, match="bad at step 4 is no number"):
+        tracker.log_epoch(4, good=1.0, bad=value)
+    assert tracker.scalar("good")[1].tolist() == [1.0]
+    assert tracker.scalar("bad")[1].tolist() == []
+
+
+def test_sinks_get_records() -> None:
+    """A3: one a call, an epoch in one, and close() closes them once."""
+    sinks = Memory(), Memory()
+    with MetricsTracker(sinks=sinks) as tracker:
+        tracker.log_scalar("loss", 0.5, step=3)
+        tracker.log_epoch(4, a=1, b=2)
+        assert not sinks[0].closed
+    for sink in sinks:
+        assert all(isinstance(record, Record) and record.time > 1e9 for record in sink.records)
+        assert [(record.step, dict(record.scalars)) for record in sink.records] == [
+            (3, {"loss": 0.5}),
+            (4, {"a": 1.0, "b": 2.0}),
+        ]
+        assert sink.closed
+
+
+def test_what_a_sink_got_does_not_change_afterwards() -> None:
+    sink = Memory()
+    tracker = MetricsTracker(sinks=[sink])
+    tracker.log_scalar("a", 1, step=0)
+    tracker.log_scalar("b", 2, step=0)
+    assert [dict(record.scalars) for record in sink.records] == [{"a": 1.0}, {"b": 2.0}]
+
+
+class Failing(Memory):
+    def __init__(self, error: BaseException, *, on: str) -> None:
+        super().__init__()
+        self.error, self.on = error, on
+
+    def write(self, record: Record) -> None:
+        super().write(record)
+        if self.on == "write":
+            raise self.error
+
+    def close(self) -> None:
+        if self.on == "close":
+            raise self.error
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left"), RuntimeError("https://secret"), MemoryError()])
+def test_a_failing_sink_is_cut_off_and_reported_once(error: Exception) -> None:
+    """P1, P24: training and the other sinks go on; the message of the error is not repeated."""
+    failing, healthy = Failing(error, on="write"), Memory()
+    tracker = MetricsTracker(sinks=[failing, healthy])
+    with pytest.warns(RuntimeWarning) as told:
+        for step in range(5):
+            tracker.log_scalar("loss", 1.0, step=step)
+        tracker.close()
+    (warning,) = told
+    assert f"Failing failed with {type(error).__name__}" in str(warning.message)
+    assert "secret" not in str(warning.message)
+    assert warning.filename == __file__  # the line that logged
+    assert len(failing.records) == 1 and len(healthy.records) == 5
+    assert tracker.scalar("loss")[0].tolist() == [0, 1, 2, 3, 4]
+
+
+def test_a_sink_that_fails_to_close_does_not_keep_the_others_open() -> None:
+    """P1."""
+    healthy = Memory()
+    with pytest.warns(RuntimeWarning, match="failed with OSError"):
+        MetricsTracker(sinks=[Failing(OSError(), on="close"), healthy]).close()
+    assert healthy.closed
+
+
+def test_an_interrupt_passes() -> None:
+    """P1: KeyboardInterrupt is the user's."""
+    with pytest.raises(KeyboardInterrupt):
+        MetricsTracker(sinks=[Failing(KeyboardInterrupt(), on="write")]).log_scalar("loss", 1.0, step=0)
+
+
+# W&B, played by a stand-in that is as strict as the original
+
+
+class FakeHistogram:
+    def __init__(self, *, np_histogram: tuple[np.ndarray, np.ndarray]) -> None:
+        self.counts, self.edges = np_histogram
+        if len(self.counts) > 512 or len(self.counts) + 1 != len(self.edges):
+            raise ValueError("wandb.Histogram takes at most 512 bins, and one more edge")
+
+
+class FakeRun:
+    def __init__(self) -> None:
+        self.logged: list[dict[str, Any]] = []
+        self.metrics: list[tuple[str, str]] = []
+        self.alerts: list[dict[str, str]] = []
+        self.finished = False
+
+    def log(self, data: dict[str, Any]) -> None:
+        self.logged.append(data)
+
+    def define_metric(self, name: str, *, step_metric: str) -> None:
+        self.metrics.append((name, step_metric))
+
+    def alert(self, **words: str) -> None:
+        self.alerts.append(words)
+
+    def finish(self) -> None:
+        self.finished = True
+
+
+@pytest.fixture
+def wandb(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
+    module = SimpleNamespace(run=None, Histogram=FakeHistogram, started=0)
+
+    def init() -> FakeRun:
+        module.started += 1
+        module.run = FakeRun()
+        return module.run
+
+    module.init = init
+    monkeypatch.setitem(sys.modules, "wandb", module)
+    return module
+
+
+def test_wandb_gets_scalars_at_their_own_steps(wandb: SimpleNamespace) -> None:
+    """A3, P17: by a step metric, for W&B drops what comes with a lower `step=` than the last."""
+    with MetricsTracker(use_wandb=True) as tracker:
+        assert wandb.started == 0  # nothing before something is logged
+        for step in (5, 2):
+            tracker.log_scalar("loss", step / 2, step=step)
+        tracker.log_epoch(1, a=1.0)
+        run = wandb.run
+        assert not run.finished
+    assert run.logged == [
+        {"loss": 2.5, "holter/step": 5},
+        {"loss": 1.0, "holter/step": 2},
+        {"a": 1.0, "holter/step": 1},
+    ]
+    assert run.metrics == [("loss", "holter/step"), ("a", "holter/step")]
+    assert wandb.started == 1 and run.finished
+
+
+def test_a_wandb_run_of_the_users_is_used_and_left_open(wandb: SimpleNamespace) -> None:
+    """A3."""
+    wandb.run = run = FakeRun()
+    with MetricsTracker(use_wandb=True) as tracker:
+        tracker.log_scalar("loss", 1.0, step=0)
+    assert run.logged and not run.finished and wandb.started == 0
+
+
+def test_wandb_gets_the_histogram_of_all_gradients(wandb: SimpleNamespace) -> None:
+    """A3: a wandb.Histogram with every value in it, joined to as few bins as W&B takes."""
+    model = torch.nn.Linear(300, 100, bias=False)
+    torch.manual_seed(0)
+    exponents = torch.randint(-30, 3, (100, 300)).double()
+    model.weight.grad = (torch.randn(100, 300).double() * 10**exponents).float()
+    model.weight.grad[0, :50] = 0
+    tracker = MetricsTracker(use_wandb=True)
+    log_gradient_distribution(model, tracker, step=9, log_histogram=True)
+    (logged,) = [data for data in wandb.run.logged if "gradients/histogram" in data]
+    histogram = logged["gradients/histogram"]
+    assert logged["holter/step"] == 9
+    assert measure_rows([model.weight.grad], histograms=True).histograms[0].edges()[0].size > 512
+    assert 128 < len(histogram.counts) <= 512
+    expected, _ = np.histogram(model.weight.grad.numpy().astype(float), histogram.edges)
+    assert histogram.counts.sum() == 30_000
+    assert np.abs(histogram.counts - expected).sum() <= 100  # -0.0 and 0.0 share an edge, and may fall to either side
+
+
+def test_a_histogram_without_a_finite_value_is_left_out(wandb: SimpleNamespace) -> None:
+    """A3."""
+    tracker = MetricsTracker(use_wandb=True)
+    tracker.log_histogram("h", measure_rows([torch.tensor([math.nan])], histograms=True), step=1)
+    tracker.log_histogram("h", measure_rows([], histograms=True), step=2)
+    assert wandb.run.logged == [{"holter/step": 1}]
+
+
+def test_the_wandb_sink_alerts() -> None:
+    """C13: it is a whole sink."""
+    run = FakeRun()
+    sink = holter.tracker._WandbSink(SimpleNamespace(run=run))
+    sink.alert(Finding(cause="lr-too-high", where="lr", since=3, step=9, advice="Lower it to 1e-4."))
+    assert run.alerts[0]["title"] == "lr-too-high"
+    assert "Lower it to 1e-4." in run.alerts[0]["text"]
+
+
+def test_a_wandb_that_fails_is_cut_off(wandb: SimpleNamespace) -> None:
+    """P1: no key, no network."""
+
+    def init() -> None:
+        raise RuntimeError("api_key not configured")
+
+    wandb.init = init
+    tracker = MetricsTracker(use_wandb=True)
+    with pytest.warns(RuntimeWarning, match="_WandbSink failed with RuntimeError"):
+        tracker.log_scalar("loss", 1.0, step=0)
+    tracker.log_scalar("loss", 1.0, step=1)
+    assert tracker.scalar("loss")[0].tolist() == [0, 1]
+
+
+def test_without_wandb_installed_it_is_skipped_quietly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A3: no error and, with warnings as errors, no warning."""
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    tracker = MetricsTracker(use_wandb=True)
+    tracker.log_scalar("loss", 1.0, step=0)
+    model = torch.nn.Linear(1, 1)
+    model(torch.ones(1, 1)).sum().backward()
+    log_gradient_distribution(model, tracker, 0, log_histogram=True)
+    assert tracker.scalar("gradients/weight/norm")[1].tolist() == [1.0]
+
+
+def test_wandb_is_left_alone_unless_asked_for(wandb: SimpleNamespace) -> None:
+    """A3."""
+    wandb.run = FakeRun()
+    MetricsTracker().log_scalar("loss", 1.0, step=0)
+    assert wandb.run.logged == []
