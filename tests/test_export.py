@@ -34,9 +34,10 @@ def record(path: Path, model: nn.Module, steps: int = 6, *, poison_at: int | Non
             loss = model(torch.randn(8, 4)).square().mean()
             loss.backward()
             if step == poison_at:
-                gradient = next(model.parameters()).grad
-                assert gradient is not None
-                gradient[0, :3] = torch.tensor([math.nan, math.inf, -math.inf])
+                weight, bias = (parameter.grad for parameter in list(model.parameters())[:2])
+                assert weight is not None and bias is not None
+                weight[0, :3] = torch.tensor([math.nan, math.inf, -math.inf])
+                bias.fill_(math.nan)
             optimizer.step()
             optimizer.zero_grad()
             monitor.log(loss=loss if step != 1 else math.nan)
@@ -117,7 +118,8 @@ def test_histograms_read_back_with_their_edges(form: str, run: holter.Run, tmp_p
 def test_nan_and_infinities_are_counted_between_themselves(form: str, tmp_path: Path) -> None:
     run = holter.open_run(record(tmp_path / "poisoned", nn.Linear(4, 5), 4, poison_at=3))
     table = exported(run, form, tmp_path)["histograms"]
-    odd = table[(table["step"] == 3) & (table["role"] == "gradient") & ~np.isfinite(table["lower"])]
+    odd = table[(table["step"] == 3) & (table["layer"] == "weight") & ~np.isfinite(table["lower"])]
+    odd = odd[odd["role"] == "gradient"]
     edges = sorted(map(str, odd["lower"]))
     assert edges == ["-inf", "inf", "nan"] and edges == sorted(map(str, odd["upper"]))
     assert odd["count"].tolist() == [1, 1, 1]

@@ -108,7 +108,7 @@ def test_zero_and_what_is_not_finite_are_shown_as_such() -> None:
 def test_three_hundred_layers_stay_readable(n_odd: int) -> None:
     """C14: no two names overlap, all are marked, few that stand out are all named, and the picture is not too tall."""
     norms = {f"transformer.h.{i}.mlp.c_fc.weight": 1.0 + i % 3 for i in range(300)}
-    odd = list(norms)[7 : 7 + n_odd] if n_odd > 100 else list(norms)[40::200]
+    odd = list(norms)[7 : 7 + n_odd] if n_odd > 100 else list(norms)[43::199]
     norms |= dict.fromkeys(odd, 0.0)
     figure = plot_gradient_flow(norms)
     figure.draw_without_rendering()
@@ -124,11 +124,11 @@ def test_three_hundred_layers_stay_readable(n_odd: int) -> None:
 
 def test_names_are_written_as_they_are_but_never_run() -> None:
     """P22: mathematics, control characters and length; the ends of a long name are what tells it apart."""
-    hostile = {"a$\\frac{x": 1.0, "b\n\x1b[31m\0": 1.0, "é" * 3: 1.0, "start" + "x" * 5000 + "end": 1.0, "": 1.0}
+    hostile = {"a$\\frac{x$": 1.0, "b\n\x1b[31m\0": 1.0, "é" * 3: 1.0, "start" + "x" * 5000 + "end": 1.0, "": 1.0}
     figure = plot_gradient_flow(hostile)
     figure.draw_without_rendering()
     shown = names(figure)
-    assert shown[0] == "a$\\frac{x"
+    assert shown[0] == "a$\\frac{x$"
     assert shown[1] == "b??[31m?"
     assert shown[3].startswith("start") and shown[3].endswith("end") and len(shown[3]) < 60
     assert all(text.isascii() and text.isprintable() for text in shown.values())

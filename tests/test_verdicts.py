@@ -296,6 +296,8 @@ EXPECTED = {
     "blocks.0.attn.qkv.weight": "attention",
     "head.weight": "output",
     "fc.weight": "output",
+    "blocks.0.attention_block.mlp.fc1.weight": "ffn",
+    "h.0.c_fc.weight": "ffn",
     "layer1.0.conv1.weight": "other",
     "layer1.0.bn1.weight": "other",
     "0.weight": "other",

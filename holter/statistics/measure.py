@@ -291,8 +291,9 @@ def _sent(numbers: list[int], device: torch.device) -> Tensor:
 def _count(places: Tensor, size: int) -> Tensor:
     if places.device.type == "cpu":
         return torch.bincount(places, minlength=size)
-    one = torch.ones(1, dtype=torch.int64, device=places.device)  # bincount would wait for the device
-    return torch.zeros(size, dtype=torch.int64, device=places.device).scatter_add_(0, places.long(), one.expand_as(places))
+    counts = torch.zeros(size, dtype=torch.int64, device=places.device)
+    one = torch.ones(1, dtype=torch.int64, device=places.device)
+    return counts.scatter_add_(0, places.long(), one.expand_as(places))  # bincount would wait for the device
 
 
 def _scale_for(largest: Tensor, scale: Tensor) -> None:
