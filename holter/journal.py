@@ -147,8 +147,8 @@ def _frames(file: BinaryIO, size: int) -> Iterator[tuple[bytes, bytes]]:
     """Heads and blobs of the whole, intact frames from here on, up to the first that is neither."""
     while len(head := file.read(_FRAME.size)) == _FRAME.size:
         length, checksum = _FRAME.unpack(head)
-        # A zero-filled tail would pass as empty frames; a damaged length must not make us read for ever.
-        if length == 0 or length > size - file.tell():
+        # A damaged length must not make us read for ever. Zeros are no frame: their checksum would not be zero.
+        if length > size - file.tell():
             return
         blob = file.read(length)
         if len(blob) < length or zlib.crc32(blob, zlib.crc32(head[:4])) != checksum:

@@ -239,7 +239,7 @@ def role_heading(role: Role) -> Text:
         if siblings.spread > 1:
             line.append(f", norms {times(siblings.spread)} apart", "yellow" if siblings.spread > _WIDE_SPREAD else "")
     zero = sum(layer.norm == 0 for layer in role.layers)
-    line.append(f"; {zero} exactly zero" if zero else "", "yellow")
+    line.append(f"; {zero} exactly zero" if zero else "", "" if role.role == "weight" else "yellow")
     bad = sum(layer.nonfinite > 0 for layer in role.layers)
     return line.append(f"; {bad} not finite" if bad else "; all finite", _bad_if(bad > 0))
 
@@ -250,11 +250,12 @@ def _count(count: int, kind: str) -> str:
 
 
 def _about_the_rest(rest: Sequence[Layer]) -> str:
-    far = sum(layer.is_far for layer in rest)
     more = f"… and {len(rest):,} more layer{'' if len(rest) == 1 else 's'}"
-    if far:
-        return f"{more}, {far:,} of them more than {FAR:g}× from their siblings' median: --all shows them"
-    return f"{more} within {FAR:g}× of the median: --all shows them"
+    bad = sum(layer.nonfinite > 0 for layer in rest)
+    far = sum(layer.is_far for layer in rest if not layer.nonfinite)
+    kinds = [f"{bad:,} of them not finite"] if bad else []
+    kinds += [f"{far:,} of them more than {FAR:g}× from the median"] if far else []
+    return f"{', '.join([more, *kinds]) if kinds else f'{more} within {FAR:g}× of the median'}: --all shows them"
 
 
 def layer_table(layers: Sequence[Layer]) -> RenderableType:

@@ -19,6 +19,7 @@ ORDER = ("gradient", "update", "weight", "activation")  # of the roles; others f
 FAR = 10.0  # a layer this many times above or below the median of its siblings is far from it
 
 Floats = npt.NDArray[np.float64]
+Integers = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -138,8 +139,8 @@ def summarise(run: Run) -> Summary:
         unreadable_bytes=run.unreadable_bytes,
         monitor_cost=_monitor_cost(history),
         clipped_share=_clipped_share(history),
-        loss=_course(history, "loss"),
-        gradient_norm=_course(history, "gradient_norm"),
+        loss=_course(*history.scalar("loss")),
+        gradient_norm=_course(*_gradient_norms(history)),
         problems=tuple(run.problems),
         roles=tuple(_role(history, role, _kinds(run.layers)) for role in _ordered(history.roles)),
     )
@@ -195,8 +196,14 @@ def _clipped_share(history: History) -> float | None:
     return sum(not s["gradient_norm"] <= s["clip_max_norm"] for s in limited) / len(limited)
 
 
-def _course(history: History, name: str) -> Course | None:
-    steps, values = history.scalar(name)
+def _gradient_norms(history: History) -> tuple[Integers, Floats]:
+    """Steps and norms; NaN where not every value was finite, though the record holds the norm of those that were."""
+    found = [(r.step, r.scalars) for r in history.records if "gradient_norm" in r.scalars]
+    norms = [s["gradient_norm"] if not s.get("gradient_nonfinite") else math.nan for _, s in found]
+    return np.array([step for step, _ in found], dtype=np.int64), np.array(norms, dtype=np.float64)
+
+
+def _course(steps: Integers, values: Floats) -> Course | None:
     if not len(values):
         return None
     known = np.where(np.isfinite(values), values, np.inf)
@@ -215,7 +222,7 @@ class _Rows:
     """One layer at the steps at which it was measured: [s] each."""
 
     layer: str
-    steps: npt.NDArray[np.int64]
+    steps: Integers
     norms: Floats
     statistics: Mapping[str, Floats]
 
@@ -230,7 +237,8 @@ def _role(history: History, role: str, kinds: Mapping[str, str]) -> Role:
     for rows in _rows_of(history, role):
         found.setdefault(kinds.get(rows.layer, "layers"), []).append(rows)
     siblings = {kind: _siblings(kind, [rows.norms[-1] for rows in group]) for kind, group in found.items()}
-    layers = [_layer(rows, siblings[kind]) for kind, group in found.items() for rows in group]
+    zero_is_odd = role != "weight"  # zero is what biases begin with
+    layers = [_layer(rows, siblings[kind], zero_is_odd) for kind, group in found.items() for rows in group]
     layers.sort(key=lambda layer: (layer.nonfinite == 0, -layer.distance))
     return Role(role, len(steps), int(steps[-1]), tuple(siblings.values()), tuple(layers))
 
@@ -262,7 +270,7 @@ def _rows_of(history: History, role: str) -> list[_Rows]:
     ]
 
 
-def _layer(rows: _Rows, siblings: Siblings) -> Layer:
+def _layer(rows: _Rows, siblings: Siblings, zero_is_odd: bool) -> Layer:
     norms, statistics = rows.norms, rows.statistics
     known = norms[np.isfinite(norms)]
     bad = rows.steps[statistics["nonfinite"] > 0]
@@ -271,7 +279,7 @@ def _layer(rows: _Rows, siblings: Siblings) -> Layer:
         kind=siblings.kind,
         step=int(rows.steps[-1]),
         norm=float(norms[-1]),
-        siblings=_ratio(norms[-1], siblings.median_norm),
+        siblings=_ratio(norms[-1], siblings.median_norm) if norms[-1] or zero_is_odd else math.nan,
         change=_ratio(norms[-1], norms[0]),
         median_norm=float(np.median(known)) if len(known) else math.nan,
         lowest_norm=float(known.min()) if len(known) else math.nan,

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import logging
 import time
-import warnings
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, SupportsFloat
 
@@ -22,6 +22,8 @@ from holter.statistics.rows import Rows
 
 if TYPE_CHECKING:
     import pandas
+
+_logger = logging.getLogger("holter")
 
 
 class MetricsTracker:
@@ -98,7 +100,7 @@ class MetricsTracker:
                 scalars[name] = float(value)
             except (TypeError, ValueError, RuntimeError):  # torch raises the last for tensors of many values
                 kind = type(value).__name__
-                warnings.warn(f"{name} at step {step} is no number but a {kind}: left out", stacklevel=3)
+                _logger.warning("%s at step %s is no number but a %s: left out", name, step, kind)
         if not scalars:
             return
         if self._rows and self._rows[-1][0] == step and not scalars.keys() & self._rows[-1][1].keys():
@@ -109,9 +111,9 @@ class MetricsTracker:
 
 
 def _report(sink: Sink, error: Exception) -> None:
-    # The class only: a message may hold an address or a key. Six frames up is the line that logged.
-    what = f"{type(sink).__name__} failed with {type(error).__name__}"
-    warnings.warn(f"{what}: it gets no more records, training goes on", RuntimeWarning, stacklevel=6)
+    # The class only: a message may hold an address or a key. Logged, not warned of: a warning can be made an error.
+    kinds = type(sink).__name__, type(error).__name__
+    _logger.warning("%s failed with %s: it gets no more records, training goes on", *kinds)
 
 
 class _WandbSink:

@@ -273,7 +273,7 @@ class _OnDevice:
     def read(self) -> Floats:
         if self._loose:
             self._pack()
-        return torch.cat(self._packed).cpu().double().numpy() if self._packed else np.zeros(0)
+        return torch.cat(self._packed).cpu().double().numpy()
 
     def _pack(self) -> None:
         self._packed.append(torch.stack(self._loose))

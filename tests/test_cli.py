@@ -25,8 +25,9 @@ from torch import nn
 import holter
 from holter.cli import main
 from holter.glance import glance
-from holter.journal import JournalReader, read_backwards
-from holter.record import Record
+from holter.journal import Journal, JournalReader, read_backwards
+from holter.record import LayerRows, Record
+from holter.statistics.rows import COLUMNS, Rows
 from holter.summary import summarise
 
 HOSTILE = [
@@ -211,6 +212,8 @@ def test_a_resumed_run_tells_its_newest_segment(tmp_path: Path) -> None:
     record(tmp_path / "run", steps=9)
     record(tmp_path / "run", steps=2)
     assert parse(call("runs", tmp_path, "--json"))[0]["steps"] == 2
+    record(tmp_path / "run", steps=0)
+    assert parse(call("runs", tmp_path, "--json"))[0]["steps"] == 2, "a segment without steps takes nothing away"
 
 
 def test_no_runs_yet_is_no_error(tmp_path: Path) -> None:
@@ -257,6 +260,7 @@ def test_the_worst_layers_come_first(tmp_path: Path) -> None:
     (role,) = summarise(holter.open_run(run)).roles
     ordered = [layer.layer.split(".")[1] for layer in role.layers]
     assert ordered[0] == "part5" and set(ordered[1:3]) == {"part3", "part7"}
+    assert math.isnan(role.layers[0].norm), "without a finite value there is no norm, not one of 0"
     text = call("show", run).stdout
     assert text.index("part5") < min(text.index("part3"), text.index("part7"))
     assert "1 not finite" in text
@@ -297,6 +301,26 @@ def test_layers_that_are_cut_off_though_far_away_are_counted_as_such(tmp_path: P
     assert f"… and 35 more layers, {far} of them more than 10×" in call("show", run).stdout
 
 
+def test_the_rest_is_not_called_near_the_median_where_it_is_not_finite(tmp_path: Path) -> None:
+    names = [f"part{place:02}" for place in range(20)]
+    run = record(tmp_path / "run", names, steps=2, scale=dict.fromkeys(names, math.nan), weights=None)
+    text = call("show", run).stdout
+    assert "… and 5 more layers, 5 of them not finite" in text and "within" not in text
+    assert lines_of(call("show", run), "gradient  ")[0].split()[1:4] == ["nan", "→", "nan"], "a norm, not one of 0"
+
+
+def test_biases_that_start_at_zero_are_nothing_odd(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    with holter.watch(model, optimizer, run=tmp_path / "run", weights=1):
+        (0 * model(torch.ones(2, 4)).sum()).backward()
+        optimizer.step()
+    gradient, weight = summarise(holter.open_run(tmp_path / "run")).roles
+    assert not any(layer.is_far for layer in weight.layers)
+    assert [layer.norm for layer in gradient.layers] == [0, 0, 0, 0]
+    assert "1 exactly zero" in call("show", tmp_path / "run", "--role", "weight").stdout
+
+
 def test_one_role_can_be_asked_for(healthy: Path) -> None:
     assert [role["role"] for role in parse(call("show", healthy, "--role", "weight", "--json"))["roles"]] == ["weight"]
     text = call("show", healthy, "--role", "weight").stdout
@@ -321,6 +345,17 @@ def test_every_kind_of_run_can_be_shown(options: list[str], tmp_path: Path) -> N
         parse(result) if "--json" in options else None
     assert "No layers were measured" in call("show", tmp_path / "empty").stdout
     assert "3 exactly zero" in call("show", tmp_path / "zeros").stdout
+
+
+def test_rows_that_hold_no_numbers_are_passed_over(tmp_path: Path) -> None:
+    """What is read may come from anyone."""
+    journal = Journal(tmp_path / "rank-0.journal")
+    values = np.full((2, len(COLUMNS)), np.nan)
+    values[1] = 1.0
+    journal.append(Record(0, 0.0, {"loss": math.inf}, {"gradient": LayerRows(("void", "full"), Rows(values))}))
+    journal.close()
+    result = call("show", tmp_path)
+    assert "full" in result.stdout and "void" not in result.stdout
 
 
 def test_what_was_lost_and_what_went_wrong_is_in_the_header(healthy: Path, tmp_path: Path) -> None:
@@ -467,9 +502,10 @@ def test_showing_a_run_does_not_load_torch(healthy: Path) -> None:
     assert done.returncode == 0 and "parts.a.weight" in done.stdout, done.stderr
 
 
-def test_a_reader_that_goes_away_is_no_error(healthy: Path) -> None:
-    done = shell(f"$HOLTER show {healthy} --all | head -n 1; exit ${{PIPESTATUS[1]}}")
-    assert done.stderr == "" and done.stdout.startswith("run")
+@pytest.mark.parametrize("command", ["show {} --all", "show {} --json", "runs {}/.."])
+def test_a_reader_that_goes_away_is_no_error(command: str, healthy: Path) -> None:
+    done = shell(f"$HOLTER {command.format(healthy)} | {{ exec 0<&-; sleep 1; }}")
+    assert done.stderr == ""
 
 
 def test_a_terminal_without_unicode_gets_question_marks_and_no_traceback(healthy: Path) -> None:

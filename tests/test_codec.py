@@ -222,7 +222,9 @@ def holds_against(words: object, arrays: dict[str, Any]) -> None:
 @example(changes={"scalars": [["loss"]]}, kind="record", odd={})
 @example(changes={"notes": {"at": ["clip"]}}, kind="record", odd={})
 @example(changes={"roles": [{"role": ["x"], "layers": 0, "columns": ["count"]}]}, kind="record", odd={})
+@example(changes={"roles": [{"role": 5, "layers": 0, "columns": ["count"]}]}, kind="record", odd={})
 @example(changes={}, kind="record", odd={"0.offsets": np.array([0, 9, 2])})
+@example(changes={}, kind="record", odd={"0.buckets": np.array([9999, 1], dtype=np.uint16)})
 def test_what_is_no_entry_is_refused_and_never_half_believed(
     changes: dict[str, Any], kind: str | None, odd: dict[str, Any]
 ) -> None:

@@ -169,8 +169,10 @@ def test_a_demo_that_is_interrupted_still_tells_what_it_recorded(tmp_path: Path)
 def test_the_benchmark_finds_a_known_difference() -> None:
     random = np.random.default_rng(0)
     drift = random.uniform(0.1, 0.2, 400)  # the machine gets slower and faster: both sides alike
-    times = np.stack([drift, 1.03 * drift * random.normal(1, 0.01, 400)], axis=1)
-    result = overhead.compare("planted", times, None, None)
+    clock = np.stack([drift, 1.03 * drift * random.normal(1, 0.01, 400)], axis=1)
+    processor = np.tile([2.0, 2.1], (400, 1))
+    result = overhead.compare("planted", np.stack([clock, processor], axis=2), None, None)
+    assert result.processor_percent == pytest.approx(5)
     low, high = result.interval_percent
     assert result.quartiles_percent[1] == pytest.approx(3, abs=0.2)
     assert low < 3 < high and low < result.added_percent < high
