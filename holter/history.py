@@ -99,19 +99,21 @@ class History:
             import pandas
         except ImportError as error:
             raise ImportError("to_dataframe needs pandas: pip install 'holter[parquet]'") from error
+        lines = _by_step(record for record in self.records if role is None or role in record.rows)
+        steps, segments = _integers(line[0].step for line in lines), _integers(line[0].segment for line in lines)
         if role is None:
-            lines = _by_step(self.records)
             logged = [{name: record.scalars[name] for record in line for name in record.scalars} for line in lines]
             frame = pandas.DataFrame(logged, range(len(lines)), list(self.scalars), dtype=np.float64)
             # What the user logs under the names of our own columns keeps a column of its own.
             frame = frame.rename(columns={name: f"logged/{name}" for name in ("step", "segment")})
-            frame.insert(0, "step", _integers(line[0].step for line in lines))
-            frame.insert(1, "segment", _integers(line[0].segment for line in lines))
+            frame.insert(0, "step", steps)
+            frame.insert(1, "segment", segments)
             return frame
-        steps, layers, values = self._stack(role)
+        _, layers, values = self._stack(role)
         measured = values[..., COLUMNS.index("count")] >= 0  # NaN where there was no row
         when, which = np.nonzero(measured)
-        columns: dict[str, object] = {"step": steps[when], "layer": np.array(layers, dtype=object)[which]}
+        columns: dict[str, object] = {"step": steps[when], "segment": segments[when]}
+        columns["layer"] = np.array(layers, dtype=object)[which]
         columns.update({name: derive(values[when, which], name) for name in STATISTICS})
         return pandas.DataFrame(columns)
 

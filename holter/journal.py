@@ -1,8 +1,9 @@
 """The journal: an append-only file of entries, readable whatever happened to it.
 
-A header, then frames: length, CRC32 of length and blob, blob. An entry is one write() whose result is checked, with
-no buffer of our own, so a killed process loses nothing that was written. A reader takes the longest valid prefix,
-needs no lock, and goes on when the file grows.
+A header, then frames: length, CRC32 of length and blob, blob, and the length again, so that the file can be read
+from its end too. An entry is one write() whose result is checked, with no buffer of our own, so a killed process
+loses nothing that was written. A reader takes the longest valid prefix, needs no lock, and goes on when the file
+grows.
 """
 
 from __future__ import annotations
@@ -16,16 +17,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-import numpy as np
-
 from holter.codec import Decoder, Encoder
 from holter.record import FORMAT, Entry
 
 _HEADER = struct.Struct("<6sH")
-_FRAME = struct.Struct("<II")
+_LENGTH = struct.Struct("<I")
+_HEAD = 2 * _LENGTH.size  # length and checksum
+_AROUND = 3 * _LENGTH.size  # what a frame has besides its blob
 _MAGIC = b"HOLTER"
 _READ_AT_ONCE = 1 << 20
-_LARGEST_FRAME = 1 << 26  # that is looked for from its end
 
 
 class Journal:
@@ -78,8 +78,12 @@ class Journal:
 
 
 def _frame(blob: bytes) -> bytes:
-    length = struct.pack("<I", len(blob))
-    return length + struct.pack("<I", zlib.crc32(blob, zlib.crc32(length))) + blob
+    return _head(blob) + blob + _LENGTH.pack(len(blob))
+
+
+def _head(blob: bytes) -> bytes:
+    length = _LENGTH.pack(len(blob))
+    return length + _LENGTH.pack(zlib.crc32(blob, zlib.crc32(length)))
 
 
 class JournalReader:
@@ -114,7 +118,7 @@ class JournalReader:
                     entry = self._decoder.decode(blob)
                 except ValueError:
                     return
-                begin, place = place, place + len(head) + len(blob)
+                begin, place = place, place + _AROUND + len(blob)
                 if entry is not None:  # a table is read again until its record is there: both are one write
                     self._offset, self._last = place, (begin, head)
                     self.unreadable_bytes = size - place
@@ -143,65 +147,49 @@ def _has_header(file: BinaryIO, path: Path) -> bool:
     return True
 
 
-def _frames(file: BinaryIO, size: int) -> Iterator[tuple[bytes, bytes]]:
-    """Heads and blobs of the whole, intact frames from here on, up to the first that is neither."""
-    while len(head := file.read(_FRAME.size)) == _FRAME.size:
-        length, checksum = _FRAME.unpack(head)
-        # A damaged length must not make us read for ever. Zeros are no frame: their checksum would not be zero.
-        if length > size - file.tell():
-            return
-        blob = file.read(length)
-        if len(blob) < length or zlib.crc32(blob, zlib.crc32(head[:4])) != checksum:
-            return
-        yield head, blob
+def _frames(file: BinaryIO, end: int) -> Iterator[tuple[bytes, bytes]]:
+    """Heads and blobs of the whole, intact frames from here to the end, up to the first that is neither."""
+    while frame := _read_frame(file, end):
+        yield frame
+
+
+def _read_frame(file: BinaryIO, end: int) -> tuple[bytes, bytes] | None:
+    """Head and blob of the frame that begins here; None where no whole one does before the end."""
+    head = file.read(_HEAD)
+    length = _number(head[: _LENGTH.size])
+    if len(head) < _HEAD or file.tell() + length + _LENGTH.size > end:  # a damaged length must not be read for ever
+        return None
+    blob, length_again = file.read(length), file.read(_LENGTH.size)
+    return (head, blob) if head == _head(blob) and head.startswith(length_again) else None
+
+
+def _number(length: bytes) -> int:
+    return int.from_bytes(length, "little")
 
 
 def read_backwards(path: Path) -> Iterator[bytes]:
     """The blobs of a journal from its last on: a look at the end of a long file, in no time.
 
-    A frame is known by ending where its successor begins, with a checksum that fits. Only where nothing whole ends
-    with the file, because it was torn, is the end looked for from the start.
+    Only where nothing whole ends with the file, because it was torn, is the end looked for from the start.
     """
     with path.open("rb") as file:
         if not _has_header(file, path):
             return
-        size = os.fstat(file.fileno()).st_size
-        found = _frame_before(file, size)
-        if found is None:
-            found = _frame_before(file, _end_of_frames(file, size))
-        while found is not None:
-            start, blob = found
+        end = os.fstat(file.fileno()).st_size
+        if not _blob_before(file, end):
+            file.seek(_HEADER.size)
+            end = _HEADER.size + sum(_AROUND + len(blob) for _, blob in _frames(file, end))
+        while blob := _blob_before(file, end):
             yield blob
-            found = _frame_before(file, start)
+            end -= _AROUND + len(blob)
 
 
-def _frame_before(file: BinaryIO, end: int) -> tuple[int, bytes] | None:
-    """Where the frame that ends here starts, and its blob; None where no frame does."""
-    reach, limit = 0, min(end - _HEADER.size, _LARGEST_FRAME)
-    while reach < limit:
-        reach = min(max(8 * reach, 1 << 13), limit)
-        file.seek(end - reach)
-        data = file.read(reach)
-        if len(data) < reach:  # cut just now
-            return None
-        for place in _places_of_length(data):
-            _, checksum = _FRAME.unpack_from(data, place)
-            blob = data[place + _FRAME.size :]
-            if zlib.crc32(blob, zlib.crc32(data[place : place + 4])) == checksum:
-                return end - reach + place, blob
-    return None
-
-
-def _places_of_length(data: bytes) -> list[int]:
-    """Where in the data a length stands that reaches exactly to its end."""
-    places = []
-    for shift in range(4):
-        words = np.frombuffer(data[shift : shift + (len(data) - shift) // 4 * 4], dtype="<u4")
-        at = shift + 4 * np.arange(len(words))
-        places += at[words == len(data) - _FRAME.size - at].tolist()
-    return places
-
-
-def _end_of_frames(file: BinaryIO, size: int) -> int:
-    file.seek(_HEADER.size)
-    return _HEADER.size + sum(len(head) + len(blob) for head, blob in _frames(file, size))
+def _blob_before(file: BinaryIO, end: int) -> bytes:
+    """The blob of the frame that ends here; empty where none does."""
+    file.seek(end - _LENGTH.size)
+    place = end - _AROUND - _number(file.read(_LENGTH.size))
+    if place < _HEADER.size:
+        return b""
+    file.seek(place)
+    frame = _read_frame(file, end)
+    return frame[1] if frame else b""

@@ -194,7 +194,7 @@ def test_reading_backwards_gives_every_frame_once(healthy: Path) -> None:
     place = 8
     for blob in reversed(blobs):
         assert data[place + 8 : place + 8 + len(blob)] == blob
-        place += 8 + len(blob)
+        place += 12 + len(blob)
     assert place == len(data)
 
 

@@ -296,7 +296,7 @@ def test_opening_a_hostile_run_runs_no_code(tmp_path: Path) -> None:
     (tmp_path / "hostile" / "run.json").write_bytes(payload)
     checksum = struct.pack("<I", zlib.crc32(payload, zlib.crc32(struct.pack("<I", len(payload)))))
     with (tmp_path / "hostile" / "rank-0.journal").open("ab") as file:
-        file.write(struct.pack("<I", len(payload)) + checksum + payload)
+        file.write(struct.pack("<I", len(payload)) + checksum + payload + struct.pack("<I", len(payload)))
     (tmp_path / "hostile" / "rank-0.1.journal").write_bytes(payload)
 
     def audited(*more: str) -> str:

@@ -242,7 +242,7 @@ def test_a_table_of_a_role_has_a_line_a_step_and_layer() -> None:
     frame = history.to_dataframe("gradient")
     expected = by_a_loop(history.records, "gradient", "norm")
     assert {(s, n): v for s, n, v in zip(frame["step"], frame["layer"], frame["norm"], strict=True)} == expected
-    assert list(frame.columns) == ["step", "layer", *STATISTICS] and len(frame) == len(expected)
+    assert list(frame.columns) == ["step", "segment", "layer", *STATISTICS] and len(frame) == len(expected)
     for statistic in STATISTICS:
         found = {(s, n): v for s, n, v in zip(frame["step"], frame["layer"], frame[statistic], strict=True)}
         assert found == by_a_loop(history.records, "gradient", statistic)
