@@ -9,8 +9,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-BLOCK = 1 << 20  # elements: 4 MiB of float32, within a cache; fewer blocks are fewer calls
 WIDTHS = (64, 512, 4096)  # chunk lengths to choose from
+# Elements of a block. Below torch's grain size of 32,768 an operation stays on its thread: for a small model, waking
+# the others costs more than it gives, and far more where the cores are shared. A large one needs them, and a cache.
+SMALL_BLOCK = 7 * 4096
+LARGE_BLOCK = 1 << 20
+DEVICE_BLOCK = 1 << 22  # elsewhere than on the CPU a call is dear and memory is fast
+SMALL_MODEL = 1 << 22
+
+
+def block_size(elements: int, on_cpu: bool) -> int:
+    if not on_cpu:
+        return DEVICE_BLOCK
+    return SMALL_BLOCK if elements <= SMALL_MODEL else LARGE_BLOCK
 
 
 @dataclass(frozen=True)
@@ -29,6 +40,7 @@ class Make:
 class Block:
     """One filling of the workspace: pieces of tensors, each starting on a new chunk."""
 
+    size: int  # elements that it may hold
     width: int
     wide: bool
     pieces: list[tuple[int, int, int]] = field(default_factory=list)  # (tensor, start, stop)
@@ -37,7 +49,7 @@ class Block:
 
     @property
     def room(self) -> int:
-        return BLOCK - len(self.valid) * self.width
+        return self.size // self.width * self.width - len(self.valid) * self.width
 
     def add(self, tensor: int, start: int, stop: int) -> None:
         self.pieces.append((tensor, start, stop))
@@ -46,8 +58,8 @@ class Block:
             self.tensor_of_chunk.append(tensor)
 
 
-def plan_blocks(makes: Sequence[Make]) -> list[Block]:
-    """Blocks that hold every element once; the chunks of one tensor follow each other."""
+def plan_blocks(makes: Sequence[Make], size: int) -> list[Block]:
+    """Blocks of at most this size that hold every element once; the chunks of one tensor follow each other."""
     groups: dict[tuple[bool, int], list[int]] = {}
     for tensor, make in enumerate(makes):
         if make.size:
@@ -55,18 +67,17 @@ def plan_blocks(makes: Sequence[Make]) -> list[Block]:
     return [
         block
         for (wide, width), members in sorted(groups.items())
-        for block in _fill(wide, width, [(tensor, makes[tensor].size) for tensor in members])
+        for block in _fill(Block(size, width, wide), [(tensor, makes[tensor].size) for tensor in members])
     ]
 
 
-def _fill(wide: bool, width: int, members: list[tuple[int, int]]) -> Iterator[Block]:
-    block = Block(width, wide)
+def _fill(block: Block, members: list[tuple[int, int]]) -> Iterator[Block]:
     for tensor, size in members:
         start = 0
         while start < size:
             if not block.room:
                 yield block
-                block = Block(width, wide)
+                block = Block(block.size, block.width, block.wide)
             stop = min(size, start + block.room)
             block.add(tensor, start, stop)
             start = stop

@@ -15,14 +15,13 @@ import torch
 from torch import Tensor
 
 from holter.statistics import histogram
-from holter.statistics.blocks import BLOCK, Block, Make, plan_blocks
+from holter.statistics.blocks import Block, Make, block_size, plan_blocks
 from holter.statistics.histogram import Histograms
 from holter.statistics.rows import COLUMNS, MAX, MIN, Rows
 
 _REMEMBERED_PLANS = 8  # lists whose make keeps changing must not make the cache grow
 # What float32 cannot hold exactly gets a workspace of float64: integers above 2^24 are not to be rounded.
 _WIDE = (torch.float64, torch.int32, torch.int64, torch.uint32, torch.uint64)
-_RUN = 256  # fourth powers are summed over runs of at most this many: torch sums them one after the other
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,10 +102,8 @@ def _as_numbers(tensor: Tensor) -> tuple[Tensor, int]:
         values = sparse.coalesce().values()
         implicit, plain = plain.numel() - values.numel(), values
     if plain.is_complex():
-        plain, implicit = (
-            torch.view_as_real(plain.resolve_conj()),
-            2 * implicit,
-        )  # a number counts as its two parts
+        plain = torch.view_as_real(plain.resolve_conj())  # a number counts as its two parts
+        implicit *= 2
     return plain, implicit
 
 
@@ -131,7 +128,7 @@ class _Plan:
         self._tensors = len(makes)
         # MPS has no float64; merged sums are then as exact as float32 is.
         self._accumulator = torch.float32 if device.type == "mps" else torch.float64
-        blocks = plan_blocks(makes)
+        blocks = plan_blocks(makes, block_size(sum(make.size for make in makes), device.type == "cpu"))
         halves = ([block for block in blocks if block.wide is wide] for wide in (False, True))
         self._groups = [_Group(half, device) for half in halves if half]
 
@@ -147,30 +144,55 @@ class _Plan:
         return DeviceRows(rows, counts)
 
 
+class _Found:
+    """What was found in every chunk, and the workspace in which it is looked for."""
+
+    NAMES = ("nonzero", "total", "absolute", "squares", "fourths", "scale", "low", "high")
+
+    def __init__(self, block: int, chunks: int, dtype: torch.dtype, device: torch.device) -> None:
+        self.work, self.scratch = (torch.empty(block, dtype=dtype, device=device) for _ in range(2))
+        self.lanes = torch.ones(len(self.NAMES), chunks, dtype=dtype, device=device)
+        self.nonfinite = torch.zeros(3, chunks, dtype=dtype, device=device)  # NaN, +Inf, -Inf
+
+    def is_sound(self) -> Tensor:
+        """Per chunk, whether its plain sums can be trusted: all finite, and fourth powers within the dtype's range."""
+        low, high = self.lanes[-2:]
+        largest = torch.maximum(high, -low)
+        least, most = _SOUND[self.work.dtype]
+        return ((largest >= least) & (largest <= most)) | (largest == 0)
+
+
+# Largest values of a chunk whose fourth powers neither overflow nor lose digits. float64 is taken as it comes.
+_SOUND = {torch.float32: (2.0**-24, 2.0**24), torch.float64: (0.0, torch.finfo(torch.float64).max)}
+
+
 class _Group:
-    """Blocks of one workspace dtype: the workspace, and for every chunk of every block what was found in it."""
+    """Blocks of one workspace dtype."""
 
     def __init__(self, blocks: list[Block], device: torch.device) -> None:
-        dtype = torch.float64 if blocks[0].wide else torch.float32
-        self._work, self._scratch = (torch.empty(BLOCK, dtype=dtype, device=device) for _ in range(2))
-        self._blocks, chunks = [], 0
         chunks_of: dict[int, int] = {}  # tensor -> chunks, in the order of the chunks
+        for tensor in (tensor for block in blocks for tensor in block.tensor_of_chunk):
+            chunks_of[tensor] = chunks_of.get(tensor, 0) + 1
+        dtype = torch.float64 if blocks[0].wide else torch.float32
+        size = max(len(block.valid) * block.width for block in blocks)
+        self._on_cpu = device.type == "cpu"
+        self._found = _Found(size, sum(chunks_of.values()), dtype, device)
+        self._blocks: list[_PlacedBlock] = []
+        place = 0
         for block in blocks:
-            self._blocks.append(_PlacedBlock(block, device, slice(chunks, chunks + len(block.valid))))
-            chunks += len(block.valid)
-            for tensor in block.tensor_of_chunk:
-                chunks_of[tensor] = chunks_of.get(tensor, 0) + 1
-        self._found = torch.empty(len(_FOUND), chunks, dtype=dtype, device=device)
-        self._nonfinite = torch.zeros(3, chunks, dtype=dtype, device=device)
+            self._blocks.append(_PlacedBlock(block, self._found, place, careful=not self._on_cpu))
+            place += len(block.valid)
         self._valid = torch.cat([block.valid for block in self._blocks])
         self._order = _sent(list(chunks_of), device)
         self._lengths = _sent(list(chunks_of.values()), device)
 
     def measure(self, flat: list[Tensor], rows: Tensor, counts: Tensor | None) -> None:
         """Writes the rows of this group's tensors into `rows`, and adds to the histograms where they are wanted."""
-        self._nonfinite.zero_()
+        self._found.nonfinite.zero_()
         for block in self._blocks:
-            block.measure(flat, self._work, self._scratch, self._found, self._nonfinite, counts)
+            block.measure(flat, counts)
+        if self._on_cpu:  # elsewhere to ask would be a wait, and every block is measured with care
+            self._measure_again_with_care(flat)
         # One segment a tensor, summed chunk by chunk: always in the same order, so always the same bits.
         sums, low, high = self._partial_rows(rows.dtype)
         rows[self._order] = torch.cat(
@@ -181,10 +203,19 @@ class _Group:
             dim=1,
         )
 
+    def _measure_again_with_care(self, flat: list[Tensor]) -> None:
+        sound = self._found.is_sound()
+        if bool(sound.all()) and not any(block.careful for block in self._blocks):
+            return
+        for block in self._blocks:
+            was_careful, block.careful = block.careful, not bool(sound[block.place].all())
+            if block.careful and not was_careful:
+                block.measure(flat, None)
+
     def _partial_rows(self, accumulator: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
         """Per chunk: the summed columns [chunks, 9], min and max [chunks, 1]; the scale is taken out again."""
-        nonzero, total, absolute, squares, fourths, scale, low, high = self._found.to(accumulator)
-        nonfinite = self._nonfinite.to(accumulator)
+        nonzero, total, absolute, squares, fourths, scale, low, high = self._found.lanes.to(accumulator)
+        nonfinite = self._found.nonfinite.to(accumulator)
         valid = self._valid.to(accumulator)
         zeros = valid - nonzero - nonfinite.sum(0)
         unit = scale.reciprocal()
@@ -193,75 +224,79 @@ class _Group:
         return sums, low[:, None], high[:, None]
 
 
-_FOUND = ("nonzero", "total", "absolute", "squares", "fourths", "scale", "low", "high")
-
-
 class _PlacedBlock:
-    """A block on its device, with the index tensors that its reductions need; `place` is where its chunks report."""
+    """A block on its device; everything it needs in each measurement is laid out beforehand.
 
-    def __init__(self, block: Block, device: torch.device, place: slice) -> None:
-        self._place = place
-        self._pieces = block.pieces
-        self._shape = (len(block.valid), block.width)
+    `careful` sets non-finite values aside and scales each chunk, so that no sum can overflow or vanish. It takes
+    about twice as long; on the CPU it is kept for the blocks that need it.
+    """
+
+    def __init__(self, block: Block, found: _Found, place: int, careful: bool) -> None:
+        device = found.work.device
+        shape = (len(block.valid), block.width)
+        self.careful = careful
+        self.place = slice(place, place + len(block.valid))
+        self._work, self._scratch = (
+            buffer[: shape[0] * shape[1]].view(shape) for buffer in (found.work, found.scratch)
+        )
+        self._found = found.lanes[:, self.place].unbind()
+        self._nonfinite = found.nonfinite[:, self.place]
         self.valid = _sent(block.valid, device)
         tails = [chunk for chunk, valid in enumerate(block.valid) if valid < block.width]  # they end in padding
         self._tails = _sent(tails, device)
         self._padding = torch.arange(block.width, device=device) >= self.valid[self._tails, None]  # [tails, width]
         self._tensor_of_chunk = _sent(block.tensor_of_chunk, device)
         self._tensors = slice(min(block.tensor_of_chunk), max(block.tensor_of_chunk) + 1)
+        self._pieces = block.pieces
+        self._targets = []
+        line, start = self._work.view(-1), 0
+        for _, first, last in block.pieces:
+            self._targets.append(line[start : start + last - first])
+            start += -(-(last - first) // block.width) * block.width
 
-    def measure(
-        self,
-        flat: list[Tensor],
-        work: Tensor,
-        scratch: Tensor,
-        found: Tensor,
-        nonfinite: Tensor,
-        counts: Tensor | None,
-    ) -> None:
-        size = self._shape[0] * self._shape[1]
-        work, scratch = work[:size].view(self._shape), scratch[:size].view(self._shape)
-        nonzero, total, absolute, squares, fourths, scale, low, high = found[:, self._place]
-        self._fill(work, flat)
+    def measure(self, flat: list[Tensor], counts: Tensor | None) -> None:
+        work, scratch = self._work, self._scratch
+        nonzero, total, absolute, squares, fourths, scale, low, high = self._found
+        self._fill(flat)
         if counts is not None:
-            self._count_buckets(work, counts)
-        self._extremes(work, low, high, nonfinite[:, self._place])
-        # Scaled by a power of two so that the largest value of a chunk lies in [1, 2): neither squares nor fourth
-        # powers can leave the range of float32, and no bit is lost.
-        _scale_for(torch.maximum(high, -low), scale)
-        torch.mul(work, scale[:, None], out=scratch)
-        torch.sum(scratch, 1, out=total)
-        torch.sum(scratch.abs_(), 1, out=absolute)
-        torch.sum(scratch.square_(), 1, out=squares)
-        runs = scratch.view(len(scratch), -1, min(_RUN, self._shape[1]))
-        torch.sum(torch.linalg.vector_norm(runs, dim=2).square_(), 1, out=fourths)  # no other call is as fast
-        torch.sum(work.sign_().abs_(), 1, out=nonzero)  # non-finite values are zero by now
-
-    def _fill(self, work: Tensor, flat: list[Tensor]) -> None:
-        if len(self._tails):
-            work.index_fill_(0, self._tails, 0)
-        line, start, targets, sources = work.view(-1), 0, [], []
-        for tensor, first, last in self._pieces:
-            size = last - first
-            targets.append(line[start : start + size])
-            source = flat[tensor]
-            sources.append(source if source.numel() == size else source[first:last])
-            start += -(-size // self._shape[1]) * self._shape[1]
-        torch._foreach_copy_(targets, sources)
-
-    def _extremes(self, work: Tensor, low: Tensor, high: Tensor, nonfinite: Tensor) -> None:
-        """The least and greatest finite value of each chunk; counts NaN, +Inf and -Inf, and sets them to zero."""
+            self._count_buckets(counts)
         torch.amin(work, 1, out=low)
         torch.amax(work, 1, out=high)
-        if work.device.type == "cpu" and bool((high - low).isfinite().all()):
-            # All finite, as nearly always. To ask is free on the CPU; elsewhere it would be a wait.
-            if len(self._tails):
-                tails = work[self._tails]
-                low[self._tails] = tails.masked_fill(self._padding, torch.inf).amin(1)
-                high[self._tails] = tails.masked_fill_(self._padding, -torch.inf).amax(1)
-            return
+        if self.careful:
+            self._set_nonfinite_aside(low, high)
+            torch.sum(torch.sign(work, out=scratch).abs_(), 1, out=nonzero)
+            _scale_for(torch.maximum(high, -low), scale)
+            work.mul_(scale[:, None])
+        else:
+            scale.fill_(1.0)
+            self._leave_padding_out(low, high)
+        torch.sum(work, 1, out=total)
+        torch.sum(work.abs_(), 1, out=absolute)
+        if not self.careful:
+            torch.sum(torch.sign(work, out=scratch), 1, out=nonzero)
+        torch.sum(work.square_(), 1, out=squares)
+        torch.sum(work.square_(), 1, out=fourths)
+
+    def _fill(self, flat: list[Tensor]) -> None:
+        if len(self._tails):
+            self._work.index_fill_(0, self._tails, 0)
+        sources = []
+        for tensor, first, last in self._pieces:
+            source = flat[tensor]
+            sources.append(source if source.numel() == last - first else source[first:last])
+        torch._foreach_copy_(self._targets, sources)
+
+    def _leave_padding_out(self, low: Tensor, high: Tensor) -> None:
+        if len(self._tails):
+            tails = self._work[self._tails]
+            low[self._tails] = tails.masked_fill(self._padding, torch.inf).amin(1)
+            high[self._tails] = tails.masked_fill_(self._padding, -torch.inf).amax(1)
+
+    def _set_nonfinite_aside(self, low: Tensor, high: Tensor) -> None:
+        """Counts NaN, +Inf and -Inf and sets them to zero; extremes are those of the finite values."""
+        work = self._work
         kinds = work.isnan(), work == torch.inf, work == -torch.inf
-        for count, kind in zip(nonfinite, kinds, strict=True):
+        for count, kind in zip(self._nonfinite, kinds, strict=True):
             torch.sum(kind, 1, dtype=count.dtype, out=count)
         bad = kinds[0] | kinds[1] | kinds[2]
         unknown = bad.index_put((self._tails,), bad[self._tails] | self._padding)
@@ -269,8 +304,8 @@ class _PlacedBlock:
         torch.amax(work.masked_fill(unknown, -torch.inf), 1, out=high)
         work.masked_fill_(bad, 0)
 
-    def _count_buckets(self, work: Tensor, counts: Tensor) -> None:
-        single = work
+    def _count_buckets(self, counts: Tensor) -> None:
+        single = work = self._work
         if work.dtype is torch.float64:  # too large for float32 is not infinite: the last finite bucket takes it
             limit = torch.finfo(torch.float32).max
             single = torch.where(work.isinf(), work, work.clamp(-limit, limit)).float()
@@ -278,7 +313,7 @@ class _PlacedBlock:
         mine = counts[self._tensors]
         bucket += ((self._tensor_of_chunk - self._tensors.start) * histogram.SIZE).int()[:, None]
         mine += _count(bucket.view(-1), mine.numel()).view_as(mine)
-        padding = self._shape[1] - self.valid
+        padding = work.shape[1] - self.valid
         counts[:, 0].index_add_(0, self._tensor_of_chunk, padding, alpha=-1)  # padding is no value
 
 
