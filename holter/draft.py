@@ -122,7 +122,7 @@ def _add_gradient_scalars(scalars: dict[str, float], gradients: LayerRows | None
     clip_norm = scalars.pop("clip_norm", None)  # torch's own total norm, as the clip returned it
     if gradients is not None:
         total = gradients.rows.total()
-        scalars["gradient_norm"] = float(total.derive("norm")[0])
+        scalars["gradient_norm"] = float(total.derive("full_norm")[0])
         scalars["gradient_nonfinite"] = float(total.derive("nonfinite")[0])
     elif clip_norm is not None:
         scalars["gradient_norm"] = clip_norm

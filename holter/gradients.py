@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -102,7 +101,7 @@ def compute_gradient_norm(model: nn.Module) -> float:
     5.099
     """
     gradients = _gradients(model)
-    return float(_true_norms(_total(_measure(gradients)))[0]) if gradients else 0.0
+    return float(_total(_measure(gradients)).derive("full_norm")[0]) if gradients else 0.0
 
 
 def compute_gradient_norms(model: nn.Module) -> dict[str, float]:
@@ -262,12 +261,5 @@ def _norms_by_name(gradients: Mapping[str, Tensor], parts: list[Part]) -> dict[s
     """In the order of the model, whatever device each gradient is on."""
     norms: dict[str, float] = {}
     for names, rows in parts:
-        norms.update(zip(names, _true_norms(rows).tolist(), strict=True))
+        norms.update(zip(names, rows.derive("full_norm").tolist(), strict=True))
     return {name: norms[name] for name in gradients}
-
-
-def _true_norms(rows: Rows) -> npt.NDArray[np.float64]:
-    """Norms that hide nothing: rows keep non-finite values out of their sums, torch's norms do not."""
-    infinite = rows.column("infs_positive") + rows.column("infs_negative") > 0
-    norms = np.where(infinite, np.inf, rows.derive("norm"))
-    return np.where(rows.column("nans") > 0, np.nan, norms)

@@ -245,7 +245,7 @@ def role_heading(role: Role) -> Text:
 
 
 def _count(count: int, kind: str) -> str:
-    one = {"matrices": "matrix", "vectors": "vector", "layers": "layer"}
+    one = {"matrices": "matrix", "biases": "bias", "vectors": "vector", "layers": "layer"}
     return f"{count:,} {one[kind] if count == 1 else kind}"
 
 

@@ -38,7 +38,7 @@ class Layer:
     """One layer in one role: as it was last measured, and how it got there."""
 
     layer: str
-    kind: str  # matrices, vectors or layers: those it is compared with
+    kind: str  # matrices, biases, vectors or layers: those it is compared with
     step: int  # of the last measurement
     norm: float
     siblings: float  # norm over the siblings' median norm
@@ -70,7 +70,8 @@ class Layer:
 class Siblings:
     """Layers of one role and kind, whose norms can be compared: a bias is no measure of a matrix.
 
-    Weights of two and more dimensions are matrices, others vectors; where shapes are not known, all are layers.
+    Weights of two and more dimensions are matrices, others biases or vectors (the gains of norms); where shapes are
+    not known, all are layers.
     """
 
     kind: str
@@ -246,7 +247,13 @@ def _role(history: History, role: str, kinds: Mapping[str, str]) -> Role:
 def _kinds(layers: Iterable[Mapping[str, Any]]) -> dict[str, str]:
     shapes = {str(layer.get("name")): layer.get("shape") for layer in layers if isinstance(layer, dict)}
     known = {name: len(shape) for name, shape in shapes.items() if isinstance(shape, list)}
-    return {name: "matrices" if dimensions > 1 else "vectors" for name, dimensions in known.items()}
+    return {name: _kind(name, dimensions) for name, dimensions in known.items()}
+
+
+def _kind(name: str, dimensions: int) -> str:
+    if dimensions > 1:
+        return "matrices"
+    return "biases" if name.endswith("bias") else "vectors"
 
 
 def _siblings(kind: str, norms: list[float]) -> Siblings:

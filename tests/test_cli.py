@@ -277,7 +277,7 @@ def test_a_bias_is_not_held_against_a_matrix(tmp_path: Path) -> None:
         model(torch.ones(1, 400)).sum().backward()
         optimizer.step()
     roles = {role.role: role for role in summarise(holter.open_run(tmp_path / "run")).roles}
-    assert {siblings.kind: siblings.count for siblings in roles["weight"].siblings} == {"matrices": 2, "vectors": 2}
+    assert {siblings.kind: siblings.count for siblings in roles["weight"].siblings} == {"matrices": 2, "biases": 2}
     assert not any(layer.is_far for layer in roles["weight"].layers)
 
 

@@ -157,7 +157,7 @@ TRUTH: dict[str, Callable[[np.ndarray], float]] = {
 }
 
 
-@pytest.mark.parametrize("statistic", STATISTICS)
+@pytest.mark.parametrize("statistic", [name for name in STATISTICS if name != "full_norm"])
 @pytest.mark.parametrize("scale", [1.0, 1e20, 1e-30])
 def test_every_statistic_is_the_one_it_is_called(statistic: str, scale: float) -> None:
     """B4, E1: derived from merged rows, equal to numpy's on the values; one shard alone must not pass for all."""
@@ -176,6 +176,13 @@ def test_statistics_are_of_the_finite_values_and_say_how_many_are_not() -> None:
     assert rows.derive("nonfinite").tolist() == [3] and rows.derive("count").tolist() == [6]
     assert rows.derive("mean")[0] == pytest.approx(4 / 3) and rows.derive("norm")[0] == pytest.approx(np.sqrt(10))
     assert rows.derive("zero_share")[0] == pytest.approx(1 / 6)
+
+
+def test_the_full_norm_hides_nothing() -> None:
+    """B3: as torch gives it, NaN or infinite where a value is."""
+    for values in ([3.0, 4.0], [3.0, np.inf], [np.nan, 1.0], [-np.inf, np.nan]):
+        torchs = torch.linalg.vector_norm(torch.tensor(values)).item()
+        assert row_of(np.array(values)).derive("full_norm")[0] == pytest.approx(torchs, nan_ok=True)
 
 
 def test_an_empty_tensor_has_a_norm_of_zero_and_no_mean() -> None:
@@ -200,7 +207,7 @@ def test_what_cannot_be_a_row_is_refused_with_the_way_out() -> None:
     """Errors name what was found and what there is."""
     with pytest.raises(ValueError, match=r"need 11 columns.*got shape \(2, 3\)"):
         Rows(np.zeros((2, 3)))
-    with pytest.raises(ValueError, match="unknown statistic 'median'; there are norm, mean"):
+    with pytest.raises(ValueError, match="unknown statistic 'median'; there are norm, full_norm, mean"):
         row_of(np.ones(2)).derive("median")
     with pytest.raises(ValueError, match="at least one part"):
         merge([])

@@ -134,6 +134,8 @@ class _Columns:
 
 _FORMULAS: dict[str, Callable[[_Columns], Floats]] = {
     "norm": lambda c: np.sqrt(c.sum_squares),
+    # As torch gives it: NaN or infinite where a value is.
+    "full_norm": lambda c: np.where(c.nans > 0, np.nan, np.where(c.nonfinite > 0, np.inf, np.sqrt(c.sum_squares))),
     "mean": lambda c: c.mean,
     "std": lambda c: np.sqrt(np.maximum(c.sum_squares / c.finite - c.mean**2, 0.0)),
     "rms": lambda c: np.sqrt(c.sum_squares / c.finite),
