@@ -14,6 +14,8 @@ Item = TypeVar("Item")
 
 MOST_ITEMS = 4096
 MOST_BYTES = 64 << 20
+_PACE_SECONDS = 0.005  # between two looks at the queue
+_AWAKE_SECONDS = 0.5  # without an item, after which the thread sleeps until it is woken
 
 
 class Background(Generic[Item]):
@@ -40,6 +42,7 @@ class Background(Generic[Item]):
         self._queue: deque[tuple[Item, int]] = deque()
         self._bytes = 0
         self._closing = False
+        self._asleep = False
         self._deadline = float("inf")
         self._process = os.getpid()
         self._changed = threading.Condition()
@@ -64,7 +67,8 @@ class Background(Generic[Item]):
                 return False
             self._queue.append((item, size))
             self._bytes += size
-            self._changed.notify_all()
+            if self._asleep:
+                self._changed.notify_all()
         return True
 
     def flush(self, seconds: float) -> bool:
@@ -72,6 +76,7 @@ class Background(Generic[Item]):
         if os.getpid() != self._process or threading.current_thread() is self._thread:
             return False
         with self._changed:
+            self._changed.notify_all()
             self._changed.wait_for(lambda: not self._queue or not self._thread.is_alive(), seconds)
             return not self._queue
 
@@ -113,16 +118,23 @@ class Background(Generic[Item]):
                     self._changed.wait_for(lambda: self._closing and not was_closing, again)  # noqa: B023
 
     def _wait_for_item(self) -> bool:
-        """True when there is an item to work on, False when all is done and the thread may end."""
+        """True when there is an item to work on, False when all is done and the thread may end.
+
+        While items keep coming the thread looks for them at its own pace: to be woken for each would cost the
+        poster a switch of threads.
+        """
+        awake_until = time.monotonic() + _AWAKE_SECONDS
         while True:
             with self._changed:
+                self._asleep = time.monotonic() > awake_until
                 if not self._queue and not self._closing:
-                    self._changed.wait(self._idle_seconds)
+                    self._changed.wait(self._idle_seconds if self._asleep else _PACE_SECONDS)
+                was_asleep, self._asleep = self._asleep, False
                 if self._queue:
                     return time.monotonic() < self._deadline
                 if self._closing:
                     return False
-            if self._idle:  # outside the lock: it may touch a disk that hangs
+            if was_asleep and self._idle:  # outside the lock: it may touch a disk that hangs
                 self._quietly(self._idle)
 
     def _do(self, item: Item) -> float | None:

@@ -31,9 +31,8 @@ class Make:
     size: int
     wide: bool
 
-    @property
-    def width(self) -> int:
-        return next((width for width in WIDTHS if self.size <= width), WIDTHS[-1])
+    def width(self, widths: Sequence[int]) -> int:
+        return next((width for width in widths if self.size <= width), widths[-1])
 
 
 @dataclass
@@ -60,10 +59,12 @@ class Block:
 
 def plan_blocks(makes: Sequence[Make], size: int) -> list[Block]:
     """Blocks of at most this size that hold every element once; the chunks of one tensor follow each other."""
+    padded = sum(-(-make.size // WIDTHS[1]) * WIDTHS[1] for make in makes)
+    widths = WIDTHS[1:2] if padded <= size else WIDTHS  # what is tiny fits into one block: one round of calls
     groups: dict[tuple[bool, int], list[int]] = {}
     for tensor, make in enumerate(makes):
         if make.size:
-            groups.setdefault((make.wide, make.width), []).append(tensor)
+            groups.setdefault((make.wide, make.width(widths)), []).append(tensor)
     return [
         block
         for (wide, width), members in sorted(groups.items())
