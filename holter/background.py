@@ -46,7 +46,7 @@ class Background(Generic[Item]):
         self._deadline = float("inf")
         self._process = os.getpid()
         self._changed = threading.Condition()
-        self.dropped = 0  # items that found the queue full
+        self.dropped = 0  # items that found the queue full, or whose work failed
         self.seconds = 0.0  # processor time that the thread has used
         # A daemon: a hanging disk or sink must not keep the process from ending.
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -141,6 +141,7 @@ class Background(Generic[Item]):
         try:
             return self._work(item)
         except (Exception, SystemExit) as error:  # a sink that calls sys.exit() would end this thread without a word
+            self.dropped += 1
             self._quietly(partial(self._failed, error))
             return None
 

@@ -7,8 +7,10 @@ the watched one is seen at its first step. The model carries one forward pre-hoo
 from __future__ import annotations
 
 import contextlib
+import sys
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from types import FrameType
 from typing import Any, Protocol
 
 import torch
@@ -21,6 +23,14 @@ from holter.problems import Problems
 
 # Optimizers that a live monitor was told to watch. Another monitor of the same model leaves them alone.
 _claimed: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
+# Captures whose model was garbage-collected. That may happen while torch walks its hooks, so theirs are taken away
+# later: with the next attach or detach.
+_abandoned: list[Capture] = []
+
+
+def is_watched(optimizer: Optimizer) -> bool:
+    """Whether a live monitor was told to watch this optimizer."""
+    return bool(_claimed.get(optimizer))
 
 
 class Listener(Protocol):
@@ -33,6 +43,8 @@ class Listener(Protocol):
     def after_step(self, optimizer: Optimizer, has_closure: bool) -> None: ...
 
     def skipped_step(self, optimizer: Optimizer) -> None: ...
+
+    def step_raised(self) -> None: ...
 
 
 class Layers:
@@ -59,11 +71,13 @@ def _walk(model: nn.Module) -> tuple[list[object], list[nn.Parameter]]:
     """What identifies the structure of a model, and its parameters. Several times quicker than named_parameters()."""
     structure: list[object] = []
     parameters: dict[int, nn.Parameter] = {}
+    seen: set[int] = set()  # modules may be shared, and may even hold their parents
     stack: list[nn.Module | None] = [model]
     while stack:
         module = stack.pop()
-        if module is None:
+        if module is None or id(module) in seen:
             continue
+        seen.add(id(module))
         structure.append(id(module))
         for parameter in module._parameters.values():
             if parameter is not None:
@@ -91,8 +105,10 @@ class Capture:
         listener: Listener,
         problems: Problems,
     ) -> None:
+        _remove_abandoned()
         self._model = weakref.ref(model)
         self._listener, self._problems = listener, problems
+        self._steps: list[tuple[int, int]] = []  # being taken: the optimizer's id, and the frame that called its hook
         self._optimizers: weakref.WeakKeyDictionary[Optimizer, bool] = weakref.WeakKeyDictionary()
         self._claims = weakref.WeakSet(optimizers)
         for optimizer in optimizers:
@@ -108,9 +124,8 @@ class Capture:
 
     def detach(self) -> None:
         """Leaves no trace; a second call does nothing."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
+        self._remove_hooks()
+        _remove_abandoned()
         for optimizer in self._claims:
             _claimed[optimizer] = _claimed.get(optimizer, 1) - 1
         self._claims.clear()
@@ -118,9 +133,14 @@ class Capture:
             self._scaler.detach()
             self._scaler = None
 
-    @property
-    def several_optimizers(self) -> bool:
-        return sum(self._optimizers.values()) > 1
+    def abandon(self) -> None:
+        """Like detach, when the model is gone; called by the garbage collector, at any moment."""
+        _abandoned.append(self)
+
+    def _remove_hooks(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
 
     # The four hooks. Whatever fails in them stays in them.
 
@@ -138,17 +158,38 @@ class Capture:
     def _before_step(self, optimizer: Optimizer, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         with self._problems.contained("see a step coming"):
             if self._concerns(optimizer):
-                self._listener.before_step(optimizer, _has_closure(args, kwargs))
+                frame = sys._getframe(1)
+                self._forget_steps_that_raised(frame)
+                self._steps.append((id(optimizer), id(frame)))
+                if len(self._steps) == 1:  # a step within a step (a wrapper, super().step()) is part of it
+                    self._listener.before_step(optimizer, _has_closure(args, kwargs))
 
     def _after_step(self, optimizer: Optimizer, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         with self._problems.contained("see a step"):
             if self._scaler is not None:
                 self._scaler.stepped = True
             if self._concerns(optimizer):
-                self._listener.after_step(optimizer, _has_closure(args, kwargs))
+                while self._steps and self._steps.pop()[0] != id(optimizer):
+                    pass
+                if not self._steps:
+                    self._listener.after_step(optimizer, _has_closure(args, kwargs))
+
+    def _forget_steps_that_raised(self, frame: FrameType | None) -> None:
+        """A step that is not on the stack of calls any more has ended by an exception, without a post-hook."""
+        if not self._steps:
+            return
+        running = set()
+        while frame is not None and (frame := frame.f_back) is not None:
+            running.add(id(frame))
+        kept = [step for step in self._steps if step[1] in running]
+        if not kept:
+            self._listener.step_raised()
+        self._steps = kept
 
     def _concerns(self, optimizer: Optimizer) -> bool:
         """Whether this optimizer trains the watched model: it was named, or it holds parameters of it unclaimed."""
+        if self._model() is None:
+            return False
         known = self._optimizers.get(optimizer)
         if known is None:
             known = not _claimed.get(optimizer) and self._trains_the_model(optimizer)
@@ -158,6 +199,11 @@ class Capture:
     def _trains_the_model(self, optimizer: Optimizer) -> bool:
         model = self._model()
         return model is not None and overlaps(model.parameters(), optimizer)
+
+
+def _remove_abandoned() -> None:
+    while _abandoned:
+        _abandoned.pop()._remove_hooks()
 
 
 def overlaps(parameters: Iterable[nn.Parameter], optimizer: Optimizer) -> bool:

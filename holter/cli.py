@@ -135,8 +135,8 @@ def runs(directory: Path, as_json: bool) -> None:
 def show(run: Path, all_layers: bool, role: str | None, as_json: bool) -> None:
     """Show what RUN recorded: the layers of each role, the worst first.
 
-    "vs siblings" is a layer's norm over the median of its kind, matrices or vectors; "change" is its last norm over
-    its first; "median" is over the run, and everything else as last measured.
+    "vs siblings" is a layer's norm over the median of its kind (matrices, biases or vectors); "change" is its last
+    norm over its first; "median" is over the run, and everything else as last measured.
     """
     from holter.run import open_run
     from holter.summary import summarise

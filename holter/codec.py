@@ -24,16 +24,29 @@ Layers = tuple[str, ...]
 _KEY = "holter"
 
 
+class _Table:
+    """The names that a role has had so far, under the number of the frame that lists them."""
+
+    def __init__(self, number: int, names: Layers) -> None:
+        self.number, self.names = number, names
+        self.place = {name: place for place, name in enumerate(names)}
+
+
 class Encoder:
-    """Encodes entries for one file. Layer names are written once, in a frame of their own, and then referred to."""
+    """Encodes entries for one file. A role's layer names are written once, in a frame of their own, and referred to.
+
+    A new name makes a new table of all names so far, so that layers that come and go, as experts do, are places in
+    one table and not a table each.
+    """
 
     def __init__(self) -> None:
-        self._numbers: dict[Layers, int] = {}
+        self._tables: dict[str, _Table] = {}
+        self._count = 0
 
     def copy(self) -> Encoder:
         """A twin to encode with, so that a failed write can be forgotten."""
         twin = Encoder()
-        twin._numbers = dict(self._numbers)
+        twin._tables, twin._count = dict(self._tables), self._count
         return twin
 
     def encode(self, entry: Entry) -> list[bytes]:
@@ -42,12 +55,17 @@ class Encoder:
             return [_pack({"kind": "ending", **asdict(entry)}, {})]
         if isinstance(entry, Problem):
             return [_pack({"kind": "problem", **asdict(entry)}, {})]
-        tables = [self._table(rows.layers) for rows in entry.rows.values() if rows.layers not in self._numbers]
+        tables = [blob for role, rows in entry.rows.items() for blob in self._new_table(role, rows.layers)]
         return [*tables, self._record(entry)]
 
-    def _table(self, layers: Layers) -> bytes:
-        number = self._numbers[layers] = len(self._numbers)
-        return _pack({"kind": "layers", "number": number, "layers": list(layers)}, {})
+    def _new_table(self, role: str, layers: Layers) -> list[bytes]:
+        known = self._tables.get(role)
+        if known is not None and (layers == known.names or all(name in known.place for name in layers)):
+            return []
+        names = tuple(dict.fromkeys((*(known.names if known else ()), *layers)))
+        self._tables[role] = _Table(self._count, names)
+        self._count += 1
+        return [_pack({"kind": "layers", "number": self._tables[role].number, "layers": list(names)}, {})]
 
     def _record(self, record: Record) -> bytes:
         arrays: Arrays = {"scalars": np.array(list(record.scalars.values()), dtype=np.float64)}
@@ -61,8 +79,11 @@ class Encoder:
                 arrays[f"{place}.offsets"] = rows.histograms.offsets
                 arrays[f"{place}.buckets"] = rows.histograms.buckets
                 arrays[f"{place}.counts"] = rows.histograms.counts
-            columns = [COLUMNS[i] for i in used]
-            roles.append({"role": role, "layers": self._numbers[layer_rows.layers], "columns": columns})
+            table = self._tables[role]
+            if layer_rows.layers != table.names:
+                places = [table.place[name] for name in layer_rows.layers]
+                arrays[f"{place}.places"] = np.array(places, dtype=np.uint32)
+            roles.append({"role": role, "layers": table.number, "columns": [COLUMNS[i] for i in used]})
         words = {
             "kind": "record",
             "step": record.step,
@@ -120,6 +141,8 @@ class Decoder:
     def _rows(self, place: int, role: Mapping[str, Any], arrays: Arrays) -> LayerRows:
         _check_types(role)
         layers = self._layers[role["layers"]]
+        if f"{place}.places" in arrays:
+            layers = tuple(layers[i] for i in arrays[f"{place}.places"].tolist())
         values = np.zeros((len(layers), len(COLUMNS)))
         for column, found in zip(role["columns"], arrays[f"{place}.values"], strict=True):
             values[:, COLUMNS.index(column)] = found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -11,13 +12,39 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from holter.budget import Budget
-from holter.capture import Layers, gradient_scale_of
+from holter.capture import Layers, gradient_scale_of, held_by
 from holter.draft import Draft, RoleRows
 from holter.problems import Complaint, Problems
 from holter.settings import Settings
-from holter.statistics.measure import Measurer, unmeasurable
+from holter.statistics.measure import DeviceRows, Measurer, select_rows, unmeasurable
 
 BATCH = ("inputs", "targets")  # logged names whose tensors are measured as rows instead of read as scalars
+# Names of Holter's own; what a user logs under one of them is kept as logged/<name>.
+OWN = {
+    *("learning_rate", "gradient_norm", "gradient_norm_clipped", "gradient_nonfinite", "clip_norm", "clip_max_norm"),
+    *("skipped", "loss_scale", "step_time", "monitor_cost", "dropped"),
+}
+
+
+@dataclass
+class _Gradients:
+    """Gradients as they were read: names, ids of parameters and rows, a part a device; and the clip, if it was one."""
+
+    at: str
+    parts: list[tuple[list[str], list[int], DeviceRows]]
+    clip: dict[str, float | Tensor] = field(default_factory=dict)
+    used_by: set[int] = field(default_factory=set)  # optimizers whose step they have been recorded with
+
+    def held(self, ids: set[int]) -> list[RoleRows]:
+        """The rows of these parameters."""
+        found = []
+        for names, owners, rows in self.parts:
+            places = [place for place, owner in enumerate(owners) if owner in ids]
+            if len(places) < len(names):
+                rows, names = select_rows(rows, places), [names[place] for place in places]
+            if names:
+                found.append(RoleRows("gradient", tuple(names), rows))
+        return found
 
 
 class Collector:
@@ -37,7 +64,9 @@ class Collector:
         self._measurer = Measurer()
         self._measured_at: dict[str, int] = {}  # kind -> the last step that had it
         self._pending = Draft()
-        self._logged_last: set[str] | None = None  # what the last step was told; None before the first step
+        self._gradients: _Gradients | None = None  # read for the step that comes
+        # What the last step was told under each name; None before the first step.
+        self._logged_last: dict[str, list[float | Tensor]] | None = None
         self._forward_since_step = False
         self._forwards_are_visible = False
         self._step_ended = time.perf_counter()
@@ -47,11 +76,16 @@ class Collector:
         """Goes on from another step, as after loading a checkpoint; what was pending there is not of this line."""
         self.step = step
         self._pending = Draft()
+        self._gradients = None
         self._logged_last = None
         self._measured_at.clear()
 
     def training_forward(self) -> None:
         self._forward_since_step = True
+        self.forget_gradients()  # those that were read belong to a step that was not taken
+
+    def forget_gradients(self) -> None:
+        self._gradients = None
 
     # What is logged -------------------------------------------------------------------------------------------
 
@@ -60,10 +94,12 @@ class Collector:
         if not self._belongs_to_last_step(values):
             self._add_all(self._pending, values)
             return
+        assert self._logged_last is not None
         late = Draft(step=self.step - 1, time=time.time(), late=True)
         self._add_all(late, values)
-        assert self._logged_last is not None
-        self._logged_last.update(values)
+        for name, told in late.values.items():  # several in one step, micro-batches say, are one value: their mean
+            told[:0] = self._logged_last.get(name, [])
+            self._logged_last[name] = list(told)
         self._post(late.seal())
 
     def _belongs_to_last_step(self, values: Mapping[str, Any]) -> bool:
@@ -74,16 +110,20 @@ class Collector:
         """
         if self._logged_last is None or self._forward_since_step:
             return False
-        return self._forwards_are_visible or self._logged_last.isdisjoint(values)
+        return self._forwards_are_visible or self._logged_last.keys().isdisjoint(values)
 
     def _add_all(self, draft: Draft, values: Mapping[str, Any]) -> None:
         for name, value in values.items():
+            if name in OWN or name.startswith("learning_rate/"):
+                self._problems.add(f"log {name}", Complaint(f"that name is Holter's own; it is kept as logged/{name}"))
+                name = f"logged/{name}"
             with self._problems.contained(f"log {name}"):
                 self._add(draft, name, value)
 
     def _add(self, draft: Draft, name: str, value: Any) -> None:
         if name in BATCH and isinstance(value, Tensor):
-            self._measure(draft, "batch", [name], [value], self._settings.every)
+            for names, rows in self._measure(f"batch {name}", [name], [value], self._settings.every):
+                draft.rows.append(RoleRows("batch", tuple(names), rows))
         elif isinstance(value, Tensor):
             if value.numel() != 1:
                 raise Complaint("only inputs= and targets= take whole tensors, other values are single numbers")
@@ -97,52 +137,59 @@ class Collector:
 
     # What is measured -----------------------------------------------------------------------------------------
 
-    def read_gradients(self, at: str, held: set[int] | None = None) -> None:
-        """Measures the gradients as they are now: those of the parameters whose ids are `held`, or of all."""
-        names, tensors = [], []
+    def read_gradients(self, at: str, optimizer: Optimizer | None = None) -> None:
+        """Measures the gradients as they are now: those of an optimizer's parameters, or all that the model has."""
+        held = held_by(optimizer) if optimizer is not None else None
+        owners: dict[str, int] = {}
+        tensors = []
         for name, parameter in zip(*self._layers.current(), strict=True):
-            gradient = parameter.grad
-            if gradient is not None and (held is None or id(parameter) in held):
-                names.append(name)
-                tensors.append(gradient)
-        if self._measure(self._pending, "gradient", names, tensors, self._settings.every):
-            self._pending.notes["gradients_read_at"] = at
+            if parameter.grad is not None and (held is None or id(parameter) in held):
+                owners[name] = id(parameter)
+                tensors.append(parameter.grad)
+        kind = "gradient" if optimizer is None else f"gradient {id(optimizer)}"
+        parts = self._measure(kind, list(owners), tensors, self._settings.every)
+        self._gradients = _Gradients(at, [(names, [owners[n] for n in names], rows) for names, rows in parts])
+
+    def has_gradients(self, optimizer: Optimizer) -> bool:
+        """Whether gradients were read that this optimizer has not stepped with yet."""
+        return self._gradients is not None and id(optimizer) not in self._gradients.used_by
 
     def read_weights(self) -> None:
         if self._settings.weights is not None and self._is_due("weight", self._settings.weights):
             names, parameters = self._layers.current()
-            self._measure(self._pending, "weight", names, list(parameters), self._settings.weights)
-
-    def has_gradients(self) -> bool:
-        return self._pending.has("gradient")
+            self._pending.rows = [rows for rows in self._pending.rows if rows.role != "weight"]
+            for part, rows in self._measure("weight", names, list(parameters), self._settings.weights):
+                self._pending.rows.append(RoleRows("weight", tuple(part), rows))
 
     def clipped(self, norm: Tensor, max_norm: float, norm_type: float) -> None:
-        if norm_type == 2.0:
-            self._pending.set("clip_norm", norm.detach().clone() if norm.device.type != "cpu" else float(norm))
-            self._pending.set("clip_max_norm", float(max_norm))
+        if norm_type == 2.0 and self._gradients is not None:
+            on_host = norm.device.type == "cpu"
+            self._gradients.clip["clip_norm"] = float(norm) if on_host else norm.detach().clone()
+            self._gradients.clip["clip_max_norm"] = float(max_norm)
 
     def _is_due(self, kind: str, every: int) -> bool:
         """Every so many steps; and again within a step, where what was read is replaced."""
         since = self.step - self._measured_at.get(kind, self.step)
         return since == 0 or since >= every
 
-    def _measure(self, draft: Draft, role: str, names: list[str], tensors: list[Tensor], every: int) -> bool:
-        """Adds the rows of these tensors to the draft, if this role is due and the budget allows it."""
-        kind = role if role != "batch" else f"{role} {names[0]}"
+    def _measure(
+        self, kind: str, names: list[str], tensors: list[Tensor], every: int
+    ) -> list[tuple[list[str], DeviceRows]]:
+        """Rows of these tensors, a part a device; none if this kind is not due or the budget does not allow it."""
         if not tensors or not self._is_due(kind, every) or not self._budget.affords(kind):
-            return False
+            return []
         pace, with_histogram = self._settings.histograms, f"{kind} histogram"
         histograms = pace is not None and self._is_due(with_histogram, pace) and self._budget.affords(with_histogram)
         started = time.perf_counter()
-        draft.drop(role, names)
-        for device_names, device_tensors in self._by_device(names, tensors):
-            rows = self._measurer.measure(device_tensors, histograms=histograms)
-            draft.rows.append(RoleRows(role, tuple(device_names), rows))
+        parts = [
+            (device_names, self._measurer.measure(device_tensors, histograms=histograms))
+            for device_names, device_tensors in self._by_device(names, tensors)
+        ]
         self._measured_at[kind] = self.step
         if histograms:
             self._measured_at[with_histogram] = self.step
         self._budget.learn(with_histogram if histograms else kind, time.perf_counter() - started)
-        return True
+        return parts
 
     def _by_device(self, names: list[str], tensors: list[Tensor]) -> list[tuple[list[str], list[Tensor]]]:
         groups: dict[torch.device, tuple[list[str], list[Tensor]]] = {}
@@ -151,6 +198,8 @@ class Collector:
             if refused is not None:
                 self._problems.add(f"measure {name}", Complaint(refused))
                 continue
+            if hasattr(tensor, "to_local"):
+                self._problems.add("merge shards", Complaint("only this process's part of sharded tensors is measured"))
             group = groups.setdefault(tensor.device, ([], []))
             group[0].append(name)
             group[1].append(tensor)
@@ -161,14 +210,30 @@ class Collector:
     def finish(self, optimizer: Optimizer, scaler: Any | None = None, *, skipped: bool = False) -> None:
         """The step is over: its draft goes to the writer, the next one begins."""
         draft, self._pending = self._pending, Draft()
+        logged = {name: list(values) for name, values in draft.values.items()}
         try:
+            self._take_gradients(draft, optimizer)
             self._describe(draft, optimizer, scaler, skipped)
         finally:  # whatever could be collected is kept, and a step is counted once
             draft.step, draft.time = self.step, time.time()
-            self._logged_last = set(draft.values)
+            self._logged_last = logged
             self._forwards_are_visible, self._forward_since_step = self._forward_since_step, False
             self.step += 1
             self._post(draft.seal())
+
+    def _take_gradients(self, draft: Draft, optimizer: Optimizer) -> None:
+        read = self._gradients
+        if read is None:
+            return
+        rows = read.held(held_by(optimizer))
+        if rows:
+            draft.rows += rows
+            draft.notes["gradients_read_at"] = read.at
+        for name, value in read.clip.items():
+            draft.set(name, value)
+        read.used_by.add(id(optimizer))
+        if read.at != "clip":  # one clip may serve the steps of several optimizers
+            self._gradients = None
 
     def _describe(self, draft: Draft, optimizer: Optimizer, scaler: Any | None, skipped: bool) -> None:
         for place, group in enumerate(optimizer.param_groups):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -45,14 +45,6 @@ class Draft:
 
     def set(self, name: str, value: float | Tensor) -> None:
         self.values[name] = [value]
-
-    def drop(self, role: str, layers: Iterable[str]) -> None:
-        """Forgets rows of this role that hold any of these layers: they are about to be read again."""
-        again = set(layers)
-        self.rows = [rows for rows in self.rows if rows.role != role or again.isdisjoint(rows.layers)]
-
-    def has(self, role: str) -> bool:
-        return any(rows.role == role for rows in self.rows)
 
     def seal(self) -> Draft:
         """Sends everything on its way to the host; the draft is not added to any more."""
@@ -128,4 +120,5 @@ def _add_gradient_scalars(scalars: dict[str, float], gradients: LayerRows | None
         scalars["gradient_norm"] = clip_norm
     if clip_norm is not None and "clip_max_norm" in scalars:
         # torch's coefficient: max_norm / (norm + 1e-6), never above 1
-        scalars["gradient_norm_clipped"] = clip_norm * min(1.0, scalars["clip_max_norm"] / (clip_norm + 1e-6))
+        coefficient = min(1.0, scalars["clip_max_norm"] / (clip_norm + 1e-6))
+        scalars["gradient_norm_clipped"] = scalars["gradient_norm"] * coefficient

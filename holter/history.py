@@ -61,8 +61,12 @@ class History:
         return tuple(dict.fromkeys(name for layers in self._tables(role) for name in layers))
 
     def scalar(self, name: str) -> tuple[Integers, Floats]:
-        """Steps and values of one scalar; empty arrays where it was never recorded."""
-        found = [(record.step, record.scalars[name]) for record in self.records if name in record.scalars]
+        """Steps and values of one scalar; empty arrays where it was never recorded.
+
+        What was logged late for a step replaces what the step itself had.
+        """
+        newest = (next((r for r in reversed(line) if name in r.scalars), None) for line in _by_step(self.records))
+        found = [(record.step, record.scalars[name]) for record in newest if record is not None]
         return _integers(step for step, _ in found), np.array([value for _, value in found], dtype=np.float64)
 
     def series(self, role: str, statistic: str) -> tuple[Integers, tuple[str, ...], Floats]:

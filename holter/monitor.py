@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import logging
 import os
 import sys
 import time
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from holter.budget import Budget
-from holter.capture import Capture, Layers, held_by
+from holter.capture import Capture, Layers, is_watched
 from holter.collector import Collector
 from holter.diagnosis.finding import Finding, from_problem
 from holter.history import History
@@ -31,6 +32,7 @@ from holter.training_info import describe_training, rank_of_process
 from holter.writer import Writer
 
 _CLOSE_SECONDS = 1.8
+_logger = logging.getLogger("holter")
 
 
 def watch(
@@ -109,6 +111,10 @@ class Monitor:
     ) -> None:
         optimizers = check_training(model, optimizer, scaler)
         check_sinks(sinks)
+        if any(is_watched(one) for one in optimizers):
+            _logger.warning(
+                "this optimizer is watched already, by a monitor that goes on too: close() that one to end it"
+            )
         rank = rank_of_process()
         self.path: Path | None = make_directory(run, rank)
         self._process, self._rank, self._closed = os.getpid(), rank, False
@@ -127,6 +133,7 @@ class Monitor:
         self._run = Run(self.path, rank) if self.path is not None else None
         self._history = History()  # as last read
         self._model = weakref.ref(model, lambda _: self._model_is_gone())
+        self._last_error = getattr(sys, "last_value", None)
         atexit.register(self._at_exit)
 
     def __repr__(self) -> str:
@@ -236,8 +243,8 @@ class Monitor:
     def before_step(self, optimizer: Optimizer, has_closure: bool) -> None:
         self._collector.read_weights()
         # A closure computes the gradients inside the step, and Holter's own clip has seen them already.
-        if not has_closure and not self._collector.has_gradients():
-            self._collector.read_gradients("step", self._held(optimizer))
+        if not has_closure and not self._collector.has_gradients(optimizer):
+            self._collector.read_gradients("step", optimizer)
 
     def after_step(self, optimizer: Optimizer, has_closure: bool) -> None:
         if has_closure:
@@ -247,6 +254,9 @@ class Monitor:
     def skipped_step(self, optimizer: Optimizer) -> None:
         self._read_gradients_of_skipped(optimizer)
         self._finish_step(optimizer, skipped=True)
+
+    def step_raised(self) -> None:
+        self._collector.forget_gradients()
 
     # Guarded pieces: a failure in one does not keep the next from running -------------------------------------
 
@@ -260,12 +270,13 @@ class Monitor:
 
     @_contained("read the gradients of the closure")
     def _read_gradients_after_closure(self, optimizer: Optimizer) -> None:
-        self._collector.read_gradients("closure", self._held(optimizer))
+        if not self._collector.has_gradients(optimizer):
+            self._collector.read_gradients("closure", optimizer)
 
     @_contained("read a skipped step")
     def _read_gradients_of_skipped(self, optimizer: Optimizer) -> None:
-        if not self._collector.has_gradients():
-            self._collector.read_gradients("skipped step", self._held(optimizer))
+        if not self._collector.has_gradients(optimizer):
+            self._collector.read_gradients("skipped step", optimizer)
 
     @_contained("record a step")
     def _finish_step(self, optimizer: Optimizer, skipped: bool) -> None:
@@ -279,9 +290,6 @@ class Monitor:
     def _begin_segment(self, step: int) -> None:
         self._writer.begin_segment()
         self._collector.restart(step)
-
-    def _held(self, optimizer: Optimizer) -> set[int] | None:
-        return held_by(optimizer) if self._capture.several_optimizers else None
 
     # The end --------------------------------------------------------------------------------------------------
 
@@ -297,8 +305,9 @@ class Monitor:
         self._writer.close(Ending(time.time(), state, error), _CLOSE_SECONDS)
 
     def _at_exit(self) -> None:
-        self._close(*_ending_of(getattr(sys, "last_type", None), "ended"))
-        self._writer.wait(_CLOSE_SECONDS)  # where the model went first, its last records may still be on their way
+        # An error from before, as an interactive session keeps them, did not end this training.
+        error = None if getattr(sys, "last_value", None) is self._last_error else getattr(sys, "last_type", None)
+        self._close(*_ending_of(None if hasattr(sys, "ps1") else error, "ended"))
 
     def _model_is_gone(self) -> None:
         """Called by the garbage collector, so nothing here may wait."""
@@ -306,7 +315,8 @@ class Monitor:
             return
         with self._problems.contained("end with the model"):
             self._closed = True
-            self._capture.detach()
+            atexit.unregister(self._at_exit)
+            self._capture.abandon()
             self._writer.stop(Ending(time.time(), "ended"), _CLOSE_SECONDS)
 
 

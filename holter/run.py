@@ -194,7 +194,7 @@ class Run:
 
     @property
     def layers(self) -> tuple[Mapping[str, Any], ...]:
-        """The model's parameters as they were at the start: name, shape, dtype, kind."""
+        """The model's parameters as they were at the start: name, shape, dtype, whether it is trained."""
         layers = self.info.get("layers")
         return tuple(layers) if isinstance(layers, list) else ()
 

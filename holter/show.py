@@ -35,7 +35,7 @@ _STATE_STYLES = {
     "crashed": "bold red",
     "unreadable": "bold red",
     "interrupted": "yellow",
-    "exited": "yellow",
+    "ended": "yellow",
 }
 
 # Tables that fit ----------------------------------------------------------------------------------------------

@@ -41,5 +41,5 @@ def _start_copy(tensor: Tensor) -> Tensor:
         return tensor
     if tensor.device.type != "cuda":
         return tensor.cpu()  # devices without pinned memory and events
-    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    host = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True)
     return host.copy_(tensor, non_blocking=True)

@@ -6,6 +6,8 @@ fit is dropped and counted. Sinks have a thread of their own, so that none of th
 
 from __future__ import annotations
 
+import atexit
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -21,10 +23,20 @@ from holter.run import journal_path, next_segment, write_info
 from holter.sinks import Fanout, Sink
 
 _ARRIVAL_SECONDS = 0.002  # between two looks at whether the device has sent its results
+_EXIT_SECONDS = 2.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0  # between two tries of a disk that fails
 
 Task = Callable[[], float | None]
 Report = Callable[[str, BaseException], None]
+
+
+_open: weakref.WeakSet[Writer] = weakref.WeakSet()  # a writer lives as long as its thread has work
+
+
+def _wait_for_all() -> None:
+    """At exit: records of a model that went first may still be on their way."""
+    for writer in list(_open):
+        writer.wait(_EXIT_SECONDS)
 
 
 class Writer:
@@ -41,6 +53,7 @@ class Writer:
         self.records: list[Record] = []
         self._directory, self._rank, self._info, self._report = directory, rank, info, report
         self._segment = 0
+        self._has_records = False  # in this segment
         self._journal: Journal | None = None
         self._built: tuple[Draft, Record] | None = None  # so that a failing disk does not make it anew each time
         self._pause = 0.0
@@ -54,10 +67,10 @@ class Writer:
         self._background: Background[Task] = Background(
             _call, partial(report, "write a record"), name="holter-writer", idle=self._touch
         )
-
-    @property
-    def segment(self) -> int:
-        return self._segment
+        if not _open:
+            atexit.unregister(_wait_for_all)
+            atexit.register(_wait_for_all)
+        _open.add(self)
 
     @property
     def dropped(self) -> int:
@@ -69,6 +82,7 @@ class Writer:
         return self._background.seconds + (self._sinks.seconds if self._sinks is not None else 0.0)
 
     def post(self, draft: Draft) -> None:
+        self._has_records = True
         draft.segment = self._segment
         self._background.post(partial(self._write, draft), draft.size)
 
@@ -80,7 +94,10 @@ class Writer:
             self._sinks.post(partial(self._fanout.alert, finding))
 
     def begin_segment(self) -> None:
-        """What follows is another stretch of training: a file of its own."""
+        """What follows is another stretch of training: a file of its own. One that is still empty will do."""
+        if not self._has_records:
+            return
+        self._has_records = False
         self._segment += 1
         if self._directory is not None:
             self._background.post(self._begin_segment)
@@ -98,7 +115,7 @@ class Writer:
         return self.dropped + undone
 
     def wait(self, seconds: float) -> None:
-        """For what `stop` left to do."""
+        """For what `stop`, or an interrupted `close`, left to do."""
         self._background.wait(seconds)
 
     def stop(self, ending: Ending, seconds: float) -> None:

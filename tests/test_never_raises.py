@@ -14,6 +14,7 @@ import torch
 
 import holter
 from holter import (
+    background,
     budget,
     capture,
     codec,
@@ -64,7 +65,8 @@ def _functions(module: ModuleType) -> Iterator[tuple[Any, str]]:
 
 
 SITES = [(owner, name) for module in MODULES for owner, name in _functions(module)]
-SITES += [(monitor.Monitor, "_held"), (monitor.Monitor, "_tell")]
+SITES += [(monitor.Monitor, "_tell"), (monitor.Monitor, "step_raised"), (sinks.Fanout, "_each")]
+SITES += [(background.Background, name) for name in ("post", "flush", "close", "stop", "wait")]
 
 
 class Injector:
@@ -105,6 +107,7 @@ def _train_with(injector: Injector, path: Any) -> Training:
         for _ in range(STEPS):
             training.step()
         _ = training.monitor.history
+        assert not injector.injected or training.monitor.state == "degraded"
         training.monitor.close()
     finally:
         injector.armed = False

@@ -50,6 +50,8 @@ def _watch(training: Training) -> holter.Monitor:
 @pytest.mark.parametrize("name", MODELS)
 def test_nothing_is_left_after_close(name: str) -> None:
     """P3: hook dicts, attributes and pickle bytes are as before, after 100 attach/detach cycles too."""
+    gc.collect()
+    _watch(make(name)).close()  # takes away what models of earlier tests left when they were collected
     training = make(name)
     before = _traces(training)
     for _ in range(100):
@@ -186,6 +188,25 @@ def test_the_memory_check_sees_a_list_that_grows(tmp_path: Path, monkeypatch: py
     _growth(training, 100)
     assert _growth(training, 500)[1] > 0
     training.monitor.close()
+
+
+def test_layers_that_come_and_go_do_not_make_the_file_or_the_memory_grow(tmp_path: Path) -> None:
+    """P4: experts; a new set of layers every step must not be a new table of names every step."""
+    experts = nn.ModuleList(nn.Linear(2, 2) for _ in range(40))
+    optimizer = torch.optim.SGD(experts.parameters(), 0.01)
+    random = np.random.default_rng(0)
+    with holter.watch(experts, optimizer, run=tmp_path / "run", budget=None, weights=None, histograms=None) as monitor:
+        for _ in range(200):
+            active = [experts[i] for i in random.choice(40, 20, replace=False)]
+            sum(expert(torch.ones(1, 2)).sum() for expert in active).backward()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        assert len(monitor.history.layers("gradient")) == 80
+        assert monitor._writer._journal._encoder._count < 20  # tables: names are added, not listed anew
+    assert (
+        np.isfinite(holter.open_run(tmp_path / "run").history.series("gradient", "norm")[2]).sum(axis=1).tolist()
+        == [40] * 200
+    )
 
 
 # P26 ----------------------------------------------------------------------------------------------------------

@@ -131,7 +131,7 @@ def test_a_run_is_running_as_long_as_its_journal_is_touched(tmp_path: Path) -> N
     assert open_run(directory).state == "running"
 
 
-@pytest.mark.parametrize("state", ["finished", "failed", "interrupted", "exited"])
+@pytest.mark.parametrize("state", ["finished", "failed", "interrupted", "ended"])
 def test_an_ending_is_told_however_old_it_is(state: str, tmp_path: Path) -> None:
     """P15: a run that ended did not crash."""
     directory = make_run(tmp_path / "run", [a_record(0), Ending(3.0, state, "KeyError", dropped=4)])

@@ -32,6 +32,12 @@ class DeviceRows:
     histograms: Tensor | None = None
 
 
+def select_rows(rows: DeviceRows, places: list[int]) -> DeviceRows:
+    """Some of the rows, still on their device."""
+    chosen = _sent(places, rows.values.device)
+    return DeviceRows(rows.values[chosen], rows.histograms[chosen] if rows.histograms is not None else None)
+
+
 def measure_rows(tensors: Sequence[Tensor], *, histograms: bool = False) -> Rows:
     """Rows of these tensors on the host. Waits for the device: for direct use, not for the training thread."""
     rows = Measurer().measure(tensors, histograms=histograms)
@@ -319,7 +325,7 @@ class _PlacedBlock:
 
 def _sent(numbers: list[int], device: torch.device) -> Tensor:
     """A table on its device, sent without waiting for what the device is doing."""
-    table = torch.tensor(numbers, dtype=torch.int64)
+    table = torch.tensor(numbers, dtype=torch.int64, device="cpu")  # whatever torch.set_default_device says
     return table.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else table.to(device)
 
 

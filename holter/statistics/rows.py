@@ -31,7 +31,6 @@ COLUMNS = (
     "max",
 )
 MIN, MAX = COLUMNS.index("min"), COLUMNS.index("max")
-SUMS = slice(0, MIN)  # every column but the extremes merges by addition
 
 
 @dataclass(frozen=True, eq=False)
