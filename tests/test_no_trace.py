@@ -51,8 +51,8 @@ def _watch(training: Training) -> holter.Monitor:
 def test_nothing_is_left_after_close(name: str) -> None:
     """P3: hook dicts, attributes and pickle bytes are as before, after 100 attach/detach cycles too."""
     gc.collect()
-    _watch(make(name)).close()  # takes away what models of earlier tests left when they were collected
     training = make(name)
+    _watch(training).close()  # takes away what models of earlier tests left when they were collected
     before = _traces(training)
     for _ in range(100):
         _watch(training).close()
