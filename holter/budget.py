@@ -2,7 +2,8 @@
 
 A purse: every second of training earns `share` seconds, every measurement spends what it took, and one that the
 purse cannot pay for is left out. A run starts with an allowance, so short runs are seen whole; over any longer
-stretch the cost is below allowance + share x time, whatever the model.
+stretch measuring costs less than allowance + share x time. What every step needs, a record of its scalars, is spent
+from the same purse but never left out: where steps are very short, that alone may exceed the share.
 """
 
 from __future__ import annotations

@@ -133,6 +133,10 @@ class Capture:
             self._scaler.detach()
             self._scaler = None
 
+    def gradients_are_scaled(self) -> bool:
+        """Whether a loss scaler is at work that has not been told to unscale the gradients of this step yet."""
+        return self._scaler is not None and not any(self._scaler.has_unscaled(one) for one in self._claims)
+
     def abandon(self) -> None:
         """Like detach, when the model is gone; called by the garbage collector, at any moment."""
         _abandoned.append(self)
@@ -258,6 +262,13 @@ class _WatchedScaler:
                 self._inner.detach()
         else:
             del self._scaler.step
+
+    def has_unscaled(self, optimizer: Optimizer) -> bool:
+        """True also where it does not scale at all, or does not say."""
+        states = getattr(self._scaler, "_per_optimizer_states", None)
+        if states is None or not self._scaler.is_enabled():
+            return True
+        return id(optimizer) in states and states[id(optimizer)]["stage"].name == "UNSCALED"
 
     def __call__(self, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
         self.stepped = False

@@ -245,6 +245,8 @@ Part = tuple[list[str], Rows]  # names and rows of the gradients on one device
 def _measure(gradients: Mapping[str, Tensor], *, histograms: bool = False) -> list[Part]:
     by_device: dict[torch.device, list[str]] = {}
     for name, gradient in gradients.items():
+        if hasattr(gradient, "to_local"):  # a DTensor
+            raise ValueError(f"{name} is sharded over processes: gather its gradient with full_tensor() first")
         by_device.setdefault(gradient.device, []).append(name)
     return [
         (names, measure_rows([gradients[name] for name in names], histograms=histograms))

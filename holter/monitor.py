@@ -23,7 +23,7 @@ from holter.capture import Capture, Layers, is_watched
 from holter.collector import Collector
 from holter.diagnosis.finding import Finding, from_problem
 from holter.history import History
-from holter.problems import Problems
+from holter.problems import Complaint, Problems
 from holter.record import Ending, Problem
 from holter.run import Run
 from holter.settings import Settings, cannot_write, check_sinks, check_training, make_directory
@@ -181,12 +181,14 @@ class Monitor:
         return self._history
 
     @_contained("log values")
-    def log(self, **values: Any) -> None:
+    def log(self, *unnamed: Any, **values: Any) -> None:
         """Adds values to the step: `log(loss=loss)`, before or after `optimizer.step()`.
 
         Numbers and one-element tensors become scalars (several in one step: their mean); tensors given as `inputs`
         and `targets` are measured like any tensor. Nothing waits for the device.
         """
+        if unnamed:
+            self._problems.add("log values", Complaint("they need names, as in log(loss=loss)"))
         self._collector.log(values)
 
     def clip_grad_norm_(
@@ -263,6 +265,9 @@ class Monitor:
     @_contained("read the gradients at the clip")
     def _read_gradients_at_clip(self) -> None:
         self._collector.read_gradients("clip")
+        if self._capture.gradients_are_scaled():
+            advice = "they are still multiplied by the loss scale: call scaler.unscale_(optimizer) before the clip"
+            self._problems.add("trust the gradients at the clip", Complaint(advice))
 
     @_contained("note the clip")
     def _note_clip(self, norm: Tensor, max_norm: float, norm_type: float) -> None:

@@ -56,15 +56,25 @@ def create_directory(run: str | os.PathLike[str] | None) -> Path:
 
 
 def write_info(directory: Path, info: Mapping[str, Any]) -> None:
-    """Writes run.json whole or not at all."""
+    """Writes run.json whole or not at all. A resumed run keeps the time of its first start."""
     path = directory / _INFO
+    first = {name: value for name, value in _read_info(path).items() if name == "created"}
+    info = {"format": FORMAT, **info, **first}
     draft = path.with_name(f"{_INFO}.{secrets.token_hex(8)}")  # two machines may have the same process number
     try:
-        draft.write_text(json.dumps({"format": FORMAT, **info}, indent=1) + "\n")
+        draft.write_text(json.dumps(info, indent=1) + "\n")
         draft.replace(path)
     except OSError:
         draft.unlink(missing_ok=True)
         raise
+
+
+def _read_info(path: Path) -> Mapping[str, Any]:
+    try:
+        info = json.loads(path.read_text())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return info if isinstance(info, dict) else {}
 
 
 def journal_path(directory: Path, rank: int, segment: int) -> Path:
@@ -97,8 +107,13 @@ def is_run(directory: Path) -> bool:
 
 
 def open_run(path: str | os.PathLike[str]) -> Run:
-    """A stored or live run. ValueError where there is none, or where a newer Holter wrote it."""
+    """A stored or live run, by its directory or by its name under runs/.
+
+    ValueError where there is none, or where a newer Holter wrote it.
+    """
     directory = Path(path)
+    if not directory.exists() and len(directory.parts) == 1 and is_run(Path("runs") / directory):
+        directory = Path("runs") / directory  # a name as `holter runs` lists it
     if not directory.exists():
         raise ValueError(f"no run at {directory}: there is no such directory (`holter runs` lists the runs)")
     if not is_run(directory):
@@ -173,11 +188,7 @@ class Run:
     @cached_property
     def info(self) -> Mapping[str, Any]:
         """What run.json says of the training; empty where it is missing or damaged."""
-        try:
-            info = json.loads((self.path / _INFO).read_text())
-        except (OSError, ValueError, RecursionError):
-            return {}
-        return info if isinstance(info, dict) else {}
+        return _read_info(self.path / _INFO)
 
     @property
     def created(self) -> float:

@@ -64,8 +64,8 @@ def check_training(model: nn.Module, optimizer: Optimizer | Sequence[Optimizer],
                 f"the {type(one).__name__} holds none of the parameters of this {type(model).__name__}. Was it built "
                 "for another model, or before the model was copied? Build it from this model's parameters()"
             )
-    if scaler is not None and not callable(getattr(scaler, "step", None)):
-        raise ValueError(f"scaler={scaler!r} has no step(): pass the torch.amp.GradScaler, or leave it out")
+    if scaler is not None and not all(callable(getattr(scaler, name, None)) for name in ("scale", "step", "update")):
+        raise ValueError(f"scaler={scaler!r} has no scale(), step() and update(): pass the torch.amp.GradScaler")
     return list(optimizers)
 
 
@@ -83,7 +83,7 @@ def make_directory(run: str | os.PathLike[str] | bool | None, rank: int) -> Path
         run = None
     if run is None and rank > 0:
         raise ValueError("several processes must agree on one run: pass watch(..., run='runs/<name>') on every rank")
-    if run is not None and not isinstance(run, str | os.PathLike):
+    if run is not None and (not isinstance(run, str | os.PathLike) or not str(run)):
         raise ValueError(f"run={run!r}: give a directory, None for runs/<date-time-word>, or False for none")
     try:
         return create_directory(run)

@@ -233,7 +233,9 @@ def _indented(renderable: RenderableType) -> Padding:
 
 
 def role_heading(role: Role) -> Text:
-    line = Text.assemble((printable(role.role), "bold"), f"  at step {role.last_step:,}: ")
+    line = Text.assemble(
+        (printable(role.role), "bold"), f"  measured in {role.steps:,} steps, last at {role.last_step:,}: "
+    )
     for place, siblings in enumerate(role.siblings):
         line.append("; " if place else "").append(_count(siblings.count, siblings.kind))
         if siblings.spread > 1:

@@ -152,9 +152,11 @@ def test_a_demo_that_is_interrupted_still_tells_what_it_recorded(tmp_path: Path)
     """P15: Ctrl-C ends it with exit code 1, no traceback, and a run that says so."""
     command = [sys.executable, "-m", "holter", "demo", "--run", str(tmp_path / "run")]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+    heard = signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell's background job would be born with it ignored
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
     ) as process:
+        signal.signal(signal.SIGINT, heard)
         assert process.stdout is not None and process.stderr is not None
         first = process.stdout.readline()
         time.sleep(0.5)

@@ -43,8 +43,9 @@ def test_a_model_without_parameters_is_refused() -> None:
         ({"budget": -0.1}, "budget=-0.1 is the share"),
         ({"budget": 5}, "a number from 0 .* to 1"),
         ({"sinks": [object()]}, "object is not a sink: it needs write"),
-        ({"scaler": object()}, "has no step"),
+        ({"scaler": object()}, "has no scale"),
         ({"run": 3}, "run=3: give a directory"),
+        ({"run": ""}, "run='': give a directory"),
         ({"total_steps": 0}, "total_steps=0"),
     ],
 )
@@ -303,6 +304,51 @@ def test_after_close_the_training_goes_on_without_it() -> None:
     training.monitor.close()
     training.step()  # clips and logs through the closed monitor
     assert len(training.monitor.history) == 1 and training.monitor.state == "closed"
+
+
+def test_a_clip_of_gradients_that_are_still_scaled_is_told() -> None:
+    """D6: torch's clip has the same trap, and says nothing."""
+    for unscale in (True, False):
+        model = mlp()
+        optimizer, scaler = _sgd(model), torch.amp.GradScaler("cpu")
+        monitor = holter.watch(model, optimizer, run=False, scaler=scaler)
+        scaler.scale(model(torch.randn(4, 12)).square().mean()).backward()
+        if unscale:
+            scaler.unscale_(optimizer)
+        monitor.clip_grad_norm_(1.0)
+        scaler.step(optimizer)
+        assert any("call scaler.unscale_(optimizer)" in finding.advice for finding in monitor.findings) is not unscale
+
+
+def test_a_value_without_a_name_is_told_and_costs_nothing_else() -> None:
+    training = make("mlp")
+    monitor = holter.watch(training.model, training.optimizer, run=False)
+    monitor.log(torch.ones(()), accuracy=0.5)
+    training.step()
+    assert monitor.history.scalar("accuracy")[1].tolist() == [0.5]
+    assert any("log(loss=loss)" in finding.advice for finding in monitor.findings)
+
+
+def test_a_watched_optimizer_that_is_watched_again_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    """A notebook's cell that is run again."""
+    model = mlp()
+    optimizer = _sgd(model)
+    first = holter.watch(model, optimizer, run=False)
+    assert caplog.messages == []
+    holter.watch(model, optimizer, run=False).close()
+    assert "close()" in caplog.messages[0]
+    first.close()
+    holter.watch(model, optimizer, run=False).close()
+    assert len(caplog.messages) == 1
+
+
+def test_a_run_is_found_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    model = mlp()
+    with holter.watch(model, _sgd(model)) as monitor:
+        assert monitor.path is not None
+        name = monitor.path.name
+    assert holter.open_run(name).path == monitor.path
 
 
 @pytest.mark.parametrize("attach", ["before", "after", "to the compiled"])

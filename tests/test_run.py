@@ -98,22 +98,28 @@ def test_the_lowest_rank_speaks_for_the_run(tmp_path: Path) -> None:
 
 def test_run_json_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """P18: a reader never sees half of it."""
-    write_info(tmp_path, {"created": 1.0})
+    write_info(tmp_path, {"model": "old"})
     before = (tmp_path / "run.json").read_text()
 
     def fail(self: Path, target: Path) -> Path:
-        assert json.loads(self.read_text())["created"] == 2.0  # the draft is complete before it takes the place
+        assert json.loads(self.read_text())["model"] == "new"  # the draft is complete before it takes the place
         assert target.read_text() == before
         raise OSError("pulled out")
 
     monkeypatch.setattr(Path, "replace", fail)
     with pytest.raises(OSError, match="pulled out"):
-        write_info(tmp_path, {"created": 2.0})
+        write_info(tmp_path, {"model": "new"})
     assert (tmp_path / "run.json").read_text() == before
     assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
 
 
 # The state --------------------------------------------------------------------------------------------------------
+
+
+def test_a_resumed_run_keeps_the_time_of_its_first_start(tmp_path: Path) -> None:
+    write_info(tmp_path, {"created": 1.0, "model": "old"})
+    write_info(tmp_path, {"created": 2.0, "model": "new"})
+    assert (Run(tmp_path).created, Run(tmp_path).info["model"]) == (1.0, "new")
 
 
 def age(path: Path, seconds: float) -> None:
@@ -234,7 +240,7 @@ def segments_of_racing_writers(directory: Path, monkeypatch: pytest.MonkeyPatch,
     for writer in writers:
         writer.close(Ending(1.0, "finished"), 5.0)
     assert problems == []
-    return sorted(writer.segment for writer in writers)
+    return sorted(writer._segment for writer in writers)
 
 
 def test_every_writer_of_a_run_gets_a_file_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

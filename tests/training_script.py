@@ -56,6 +56,7 @@ MONITOR: holter.Monitor | None = None
 
 def main(run: str, ending: str) -> None:
     global MONITOR
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job is born with it ignored
     torch.set_num_threads(1)
     torch.manual_seed(0)
     model = mlp()
