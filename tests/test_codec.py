@@ -189,7 +189,7 @@ def read_everything(entry: Entry | None) -> None:
         history = History([entry])
         assert len(history.steps) <= 1 and history.segments is not None and history.latest() is not None
         for name in history.scalars:
-            assert history.scalar(name)[1].dtype == np.float64 and name + ""
+            assert history.scalar(name)[1].dtype == np.float64 and isinstance(name, str)
         for role in history.roles:
             _, layers, _ = history.series(role, "norm")
             for layer in layers:
