@@ -15,7 +15,7 @@ Item = TypeVar("Item")
 MOST_ITEMS = 4096
 MOST_BYTES = 64 << 20
 _PACE_SECONDS = 0.005  # between two looks at the queue
-_AWAKE_SECONDS = 0.5  # without an item, after which the thread sleeps until it is woken
+_AWAKE_SECONDS = 0.01  # without an item, after which the thread sleeps until it is woken
 
 
 class Background(Generic[Item]):

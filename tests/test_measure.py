@@ -228,11 +228,11 @@ def plant_padding_that_is_not_cleared(monkeypatch: pytest.MonkeyPatch) -> None:
     def leave_rubbish(block: module._PlacedBlock, _: list[Tensor]) -> None:
         block._work[block._tails] = block._work[block._tails].masked_fill(block._padding, 0.5)
 
-    wrap(monkeypatch, module._PlacedBlock, "_fill", leave_rubbish)
+    wrap(monkeypatch, module._PlacedBlock, "_values", leave_rubbish)
 
 
 def plant_nan_that_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    wrap(monkeypatch, module._PlacedBlock, "_fill", lambda block, flat: block._work.nan_to_num_(nan=0.0))
+    wrap(monkeypatch, module._PlacedBlock, "_values", lambda block, flat: block._work.nan_to_num_(nan=0.0))
 
 
 def plant_implicit_zeros_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:

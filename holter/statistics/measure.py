@@ -254,6 +254,7 @@ class _PlacedBlock:
         self._tensor_of_chunk = _sent(block.tensor_of_chunk, device)
         self._tensors = slice(min(block.tensor_of_chunk), max(block.tensor_of_chunk) + 1)
         self._pieces = block.pieces
+        self._is_one_piece = len(block.pieces) == 1 and not tails
         self._targets = []
         line, start = self._work.view(-1), 0
         for _, first, last in block.pieces:
@@ -263,11 +264,11 @@ class _PlacedBlock:
     def measure(self, flat: list[Tensor], counts: Tensor | None) -> None:
         work, scratch = self._work, self._scratch
         nonzero, total, absolute, squares, fourths, scale, low, high = self._found
-        self._fill(flat)
+        values = self._values(flat)
         if counts is not None:
-            self._count_buckets(counts)
-        torch.amin(work, 1, out=low)
-        torch.amax(work, 1, out=high)
+            self._count_buckets(values, counts)
+        torch.amin(values, 1, out=low)
+        torch.amax(values, 1, out=high)
         if self.careful:
             self._set_nonfinite_aside(low, high)
             torch.sum(torch.sign(work, out=scratch).abs_(), 1, out=nonzero)
@@ -276,14 +277,20 @@ class _PlacedBlock:
         else:
             scale.fill_(1.0)
             self._leave_padding_out(low, high)
-        torch.sum(work, 1, out=total)
-        torch.sum(work.abs_(), 1, out=absolute)
+        torch.sum(values, 1, out=total)
+        torch.abs(values, out=work)
+        torch.sum(work, 1, out=absolute)
         if not self.careful:
-            torch.sum(torch.sign(work, out=scratch), 1, out=nonzero)
+            self._count_nonzero(nonzero)
         torch.sum(work.square_(), 1, out=squares)
         torch.sum(work.square_(), 1, out=fourths)
 
-    def _fill(self, flat: list[Tensor]) -> None:
+    def _values(self, flat: list[Tensor]) -> Tensor:
+        """The block's values, [chunks, width]: the tensor itself where it can be read as it lies, else a copy."""
+        tensor, first, last = self._pieces[0]
+        source = flat[tensor]
+        if self._is_one_piece and not self.careful and source.dtype is self._work.dtype and source.is_contiguous():
+            return source[first:last].view(self._work.shape)
         if len(self._tails):
             self._work.index_fill_(0, self._tails, 0)
         sources = []
@@ -291,6 +298,14 @@ class _PlacedBlock:
             source = flat[tensor]
             sources.append(source if source.numel() == last - first else source[first:last])
         torch._foreach_copy_(self._targets, sources)
+        return self._work
+
+    def _count_nonzero(self, nonzero: Tensor) -> None:
+        """Of the absolute values in the workspace. That there are no zeros at all is seen in one pass, on the CPU."""
+        if not len(self._tails) and float(self._work.amin()) > 0:
+            nonzero.fill_(self._work.shape[1])
+        else:
+            torch.sum(torch.sign(self._work, out=self._scratch), 1, out=nonzero)
 
     def _leave_padding_out(self, low: Tensor, high: Tensor) -> None:
         if len(self._tails):
@@ -310,8 +325,8 @@ class _PlacedBlock:
         torch.amax(work.masked_fill(unknown, -torch.inf), 1, out=high)
         work.masked_fill_(bad, 0)
 
-    def _count_buckets(self, counts: Tensor) -> None:
-        single = work = self._work
+    def _count_buckets(self, work: Tensor, counts: Tensor) -> None:
+        single = work
         if work.dtype is torch.float64:  # too large for float32 is not infinite: the last finite bucket takes it
             limit = torch.finfo(torch.float32).max
             single = torch.where(work.isinf(), work, work.clamp(-limit, limit)).float()
