@@ -93,7 +93,8 @@ def compute_gradient_norm(model: nn.Module) -> float:
     """The L2 norm of all gradients together, sqrt(sum g^2); 0.0 where there is none.
 
     What `clip_grad_norm_` returns, but right also where float16 or float32 squares overflow or vanish, and where
-    torch's float32 sum over millions of values drifts (on the CPU, by 1e-3 for GPT-2). A tied parameter counts once. NaN gradients give NaN, infinite ones infinity.
+    torch's float32 sum over millions of values drifts (on the CPU, by 1e-3 for GPT-2). A tied parameter counts
+    once. NaN gradients give NaN, infinite ones infinity.
 
     >>> model = torch.nn.Linear(3, 1)
     >>> model(torch.tensor([[0.0, 3.0, 4.0]])).sum().backward()
