@@ -1,7 +1,8 @@
 """What a stalled disk costs a training step (P16): python -m benchmarks.stall [--steps N]
 
-The same small training with a healthy writer and with one whose every write hangs. Shown is what Holter takes of the
-training thread in a step; it must not depend on the disk, and p99.9 stays below a millisecond.
+The same small training with a healthy writer and with one whose every write hangs, with watch() as it comes and with
+rows at every step. Shown is what Holter takes of the training thread in a step; it must not grow with the stall. The
+promise is p99.9 <= 1 ms for watch() as it comes.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ import holter
 from holter.journal import Journal
 
 
-def own_milliseconds(steps: int, run: Path) -> tuple[np.ndarray, int]:
+def own_milliseconds(steps: int, run: Path, budget: float | None) -> tuple[np.ndarray, int]:
     """Holter's part of every step on the training thread, and how many records were dropped."""
     torch.set_num_threads(1)
     model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
     optimizer = torch.optim.AdamW(model.parameters())
-    monitor = holter.watch(model, optimizer, run=run, budget=None, histograms=None, weights=None)
+    monitor = holter.watch(model, optimizer, run=run, budget=budget)
     taken = []
     for _ in range(steps):
         loss = model(torch.randn(32, 64)).square().mean()
@@ -46,9 +47,14 @@ def main() -> None:
     steps = parser.parse_args().steps
     gate = threading.Event()
     with tempfile.TemporaryDirectory() as directory:
-        for name, append in (("healthy disk", Journal.append), ("stalled disk", lambda *_: gate.wait())):
+        for name, append, budget in (
+            ("as it comes, healthy disk", Journal.append, 0.01),
+            ("as it comes, stalled disk", lambda *_: gate.wait(), 0.01),
+            ("rows every step, healthy disk", Journal.append, None),
+            ("rows every step, stalled disk", lambda *_: gate.wait(), None),
+        ):
             with mock.patch.object(Journal, "append", append):
-                taken, dropped = own_milliseconds(steps, Path(directory) / name)
+                taken, dropped = own_milliseconds(steps, Path(directory) / name, budget)
             p50, p99, p999 = np.quantile(taken, [0.5, 0.99, 0.999])
             print(f"{name}: p50 {p50:.3f} ms, p99 {p99:.3f} ms, p99.9 {p999:.3f} ms, {dropped:,} records dropped")
     gate.set()
