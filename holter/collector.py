@@ -122,6 +122,8 @@ class Collector:
 
     def _add(self, draft: Draft, name: str, value: Any) -> None:
         if name in BATCH and isinstance(value, Tensor):
+            if any(rows.layers == (name,) for rows in draft.rows):
+                return  # of several micro-batches the first stands for the step
             for names, rows in self._measure(f"batch {name}", [name], [value], self._settings.every):
                 draft.rows.append(RoleRows("batch", tuple(names), rows))
         elif isinstance(value, Tensor):

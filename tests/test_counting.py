@@ -46,11 +46,12 @@ def test_gradient_accumulation_is_one_record_a_step() -> None:
         for _ in range(4):
             loss = _loss(model) / 4
             loss.backward()
-            monitor.log(loss=loss)
+            monitor.log(loss=loss, inputs=torch.randn(4, 12))
         norms.append(float(torch.nn.utils.get_total_norm([p.grad for p in model.parameters()])))
         optimizer.step()
         optimizer.zero_grad()
     assert _one_record_each(monitor, 5)
+    assert all(record.rows["batch"].layers == ("inputs",) for record in monitor.history.records)
     np.testing.assert_allclose(monitor.history.scalar("gradient_norm")[1], norms, rtol=1e-6)
     assert monitor.history.scalar("loss")[0].tolist() == [0, 1, 2, 3, 4]
 
