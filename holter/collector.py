@@ -16,7 +16,8 @@ from holter.capture import Layers, gradient_scale_of, held_by
 from holter.draft import Draft, RoleRows
 from holter.problems import Complaint, Problems
 from holter.settings import Settings
-from holter.statistics.measure import DeviceRows, Measurer, select_rows, unmeasurable
+from holter.statistics.device_rows import DeviceRows, select_rows
+from holter.statistics.measure import Measurer, unmeasurable
 
 BATCH = ("inputs", "targets")  # logged names whose tensors are measured as rows instead of read as scalars
 # Names of Holter's own; what a user logs under one of them is kept as logged/<name>.

@@ -10,8 +10,8 @@ import numpy as np
 from torch import Tensor
 
 from holter.record import LayerRows, Record
+from holter.statistics.device_rows import DeviceRows
 from holter.statistics.histogram import Histograms
-from holter.statistics.measure import DeviceRows
 from holter.statistics.rows import Rows
 from holter.transfer import Parcel
 

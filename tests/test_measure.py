@@ -1,11 +1,11 @@
-"""Rows measured with torch equal plain float64 arithmetic, for any tensor a training can hand over.
+"""Rows measured with plain torch equal plain float64 arithmetic, for any tensor a training can hand over.
 
 The checks return their complaints as sentences: none for the real measurer, some for every planted fault.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -16,149 +16,17 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import holter
-from holter.statistics import measure as module
-from holter.statistics.blocks import LARGE_BLOCK, SMALL_BLOCK, SMALL_MODEL
-from holter.statistics.histogram import FINITE, Histograms
+from holter.statistics import measure
+from holter.statistics import torch_rows as module
+from holter.statistics.blocks import SMALL_MODEL
+from holter.statistics.histogram import Histograms
 from holter.statistics.measure import Measurer, measure_rows, unmeasurable
 from holter.statistics.rows import COLUMNS, Rows
+from holter.statistics.torch_rows import TorchRows
+from tests.rows_contract import CASES, complaints, mixed, normal, numbers_in, sparse_cases, strided_cases, uncoalesced
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta state", "ignore:.*quantize")
 
-EXACT = ("count", "zeros", "nans", "infs_positive", "infs_negative", "min", "max")
-POWERS = {"sum": 1, "sum_abs": 1, "sum_squares": 2, "sum_fourths": 4}
-SIZES = (1, 2, 63, 64, 65, 511, 512, 513, 4095, 4096, 4097, 9000)
-FLOAT8 = (torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz)
-
-
-def numbers_in(tensor: Tensor) -> np.ndarray:
-    """The values of a tensor, one float64 each; a complex number counts as its two parts."""
-    dense = tensor.detach()
-    dense = dense.to_dense() if dense.layout is not torch.strided else dense
-    dense = torch.view_as_real(dense.resolve_conj()) if dense.is_complex() else dense
-    return dense.to(torch.float64).resolve_neg().contiguous().numpy().reshape(-1)
-
-
-def expected_row(tensor: Tensor) -> dict[str, float]:
-    values = numbers_in(tensor)
-    finite = values[np.isfinite(values)]
-    return {
-        "count": values.size,
-        "zeros": int((values == 0).sum()),
-        "nans": int(np.isnan(values).sum()),
-        "infs_positive": int((values == np.inf).sum()),
-        "infs_negative": int((values == -np.inf).sum()),
-        "sum": finite.sum(),
-        "sum_abs": np.abs(finite).sum(),
-        "sum_squares": (finite**2).sum(),
-        "sum_fourths": (finite**4).sum(),
-        "min": finite.min(initial=np.inf),
-        "max": finite.max(initial=-np.inf),
-    }
-
-
-def complaints(tensors: Sequence[Tensor], rows: Rows) -> list[str]:
-    """Where these rows are not those of these tensors."""
-    found = []
-    for place, tensor in enumerate(tensors):
-        row, expected = dict(zip(COLUMNS, rows.values[place], strict=True)), expected_row(tensor)
-        scale = np.abs(np.where(np.isfinite(numbers_in(tensor)), numbers_in(tensor), 0))
-        about = f"{tensor.dtype} {tuple(tensor.shape)}"
-        found += [
-            f"{name} of {about} is {row[name]}, not {expected[name]}" for name in EXACT if row[name] != expected[name]
-        ]
-        for name, power in POWERS.items():
-            if not abs(row[name] - expected[name]) <= 1e-6 * (scale**power).sum():
-                found.append(f"{name} of {about} is {row[name]}, not {expected[name]}")
-        if rows.histograms is not None:
-            truth, counts = Histograms.of([numbers_in(tensor)]).dense()[0], rows.histograms.dense()[place]
-            if not np.array_equal(counts[FINITE], truth[FINITE]) or counts.sum() != truth.sum():
-                found.append(f"the histogram of {about} is another")
-    return found
-
-
-def a_generator(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
-def normal(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=a_generator(seed))
-
-
-def with_zeros(tensor: Tensor) -> Tensor:
-    return torch.where(tensor.abs() > 0.4, tensor, 0.0)
-
-
-def mixed(size: int) -> Tensor:
-    values = normal(size)
-    values[::7], values[1::11], values[2::13], values[3::17] = torch.nan, torch.inf, -torch.inf, 0.0
-    return values
-
-
-def uncoalesced(dtype: torch.dtype = torch.float32) -> Tensor:
-    places = torch.tensor([[3, 0, 3, 7, 1], [1, 2, 1, 0, 0]])
-    infinite = 0.5 if dtype.is_complex else torch.inf  # torch's own to_dense() makes NaN of a complex infinity
-    values = torch.tensor([1.5, -2.0, 4.0, 0.0, infinite]).to(dtype)
-    return torch.sparse_coo_tensor(places, values, (9, 4), check_invariants=True)
-
-
-def strided_cases() -> Iterator[Tensor]:
-    for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16, *FLOAT8):
-        yield with_zeros(normal(300, 7)).to(dtype)
-    for dtype in (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint64):
-        yield torch.arange(700).remainder(97).to(dtype)
-    yield torch.tensor([2**30 + 1, -(2**40) - 3, 0, 5])  # integers that float32 would round
-    yield torch.arange(100) % 3 == 0
-    for dtype in (torch.complex64, torch.complex128):
-        yield torch.complex(normal(90), with_zeros(normal(90, seed=1))).to(dtype)
-    yield torch.complex(normal(90), normal(90, seed=1)).conj()
-    yield torch.complex(normal(90), normal(90, seed=1)).conj().imag  # a view with the sign still to be taken
-    yield from (torch.zeros(0), torch.zeros(3, 0, 2, dtype=torch.float16), torch.tensor(-2.5), torch.tensor(torch.nan))
-    yield normal(1, 5).expand(400, 5)
-    yield from (normal(50, 60).T, normal(40, 40)[::3, 1::2], normal(2, 3, 4, 5).to(memory_format=torch.channels_last))
-    yield torch.full((5000,), 1.1)  # rounding errors all point the same way
-    yield -torch.full((5000,), 1.1).half()
-
-
-def extreme_cases() -> Iterator[Tensor]:
-    for size in (70, 5000):
-        for scale in (1e38, 1e20, 1e-20, 1e-30, 1e-38):
-            yield normal(size).clamp(-3, 3) * scale
-        yield torch.arange(size).remainder(50).to(torch.int32).view(torch.float32)  # denormals
-        yield from (torch.full((size,), torch.nan), torch.full((size,), torch.inf), torch.full((size,), -torch.inf))
-        yield from (mixed(size), mixed(size).double(), mixed(size).half(), mixed(size).bfloat16())
-        yield from (torch.zeros(size), -torch.zeros(size), normal(size).double() * 1e60)
-        yield torch.cat([normal(size) * 1e-25, normal(size) * 1e25])
-        yield torch.tensor([3.4e38, -3.4e38, 0.0, 1e-45]).repeat(size)
-
-
-def sparse_cases() -> Iterator[Tensor]:
-    for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64):
-        yield uncoalesced(dtype)
-    yield uncoalesced().coalesce()
-    yield torch.sparse_coo_tensor(torch.tensor([[4, 1]]), normal(2, 3), (6, 3), check_invariants=True)
-    yield torch.sparse_coo_tensor(size=(5, 2), check_invariants=True)
-    yield torch.sparse_coo_tensor(size=(0, 2), check_invariants=True)
-    table = torch.where(normal(8, 1, seed=3) > 0, with_zeros(normal(8, 6)), 0.0)
-    yield from (table.to_sparse_csr(), table.to_sparse_csc(), table.to_sparse_bsr((2, 3)), (table + 0j).to_sparse_csr())
-
-
-def sized_cases() -> Iterator[Tensor]:
-    for size in SIZES:
-        yield with_zeros(normal(size, seed=size))
-        yield normal(size, seed=size).double() - 2  # negative throughout: padding must not become the maximum
-        yield -normal(size, seed=size).abs().half() - 1
-    for size in (
-        SMALL_BLOCK - 1,
-        SMALL_BLOCK,
-        SMALL_BLOCK + 1,
-        SMALL_MODEL,
-        SMALL_MODEL + 1,
-        SMALL_MODEL + LARGE_BLOCK,
-    ):
-        yield normal(size, seed=size) + 3
-
-
-CASES = {"strided": strided_cases, "extreme": extreme_cases, "sparse": sparse_cases, "sized": sized_cases}
 Measure = Callable[[Sequence[Tensor]], Rows]
 
 
@@ -190,11 +58,11 @@ def test_rows_measured_with_care_from_the_start_equal_the_reference(kind: str, m
 
 def test_care_is_taken_where_it_is_needed_and_no_longer() -> None:
     """A step with huge, tiny or non-finite values among ordinary ones, on one plan."""
-    measurer = module.Measurer()
+    measurer = TorchRows()
     ordinary, odd = [normal(70_000), normal(300)], [normal(70_000), normal(300) * 1e20]
     odd[0][5], odd[0][60_000] = torch.nan, 1e30
     for tensors in (ordinary, odd, odd, ordinary, ordinary):
-        rows = measurer.measure(tensors, histograms=True)
+        rows = measurer.measure(tensors, True)
         assert rows.histograms is not None
         host = Rows(rows.values.numpy(), Histograms.from_dense(rows.histograms.numpy()))
         assert complaints(tensors, host) == []
@@ -236,7 +104,7 @@ def plant_nan_that_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def plant_implicit_zeros_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_add_implicit_zeros", lambda rows, implicit: None)
+    monkeypatch.setattr(measure, "_add_implicit_zeros", lambda rows, implicit: None)
 
 
 def plant_duplicates_not_added(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -301,9 +169,9 @@ def changing_lists() -> list[list[Tensor]]:
     return [*lists, *lists[::-3], [], [normal(9)], [normal(9) + 1]]
 
 
-def remembers_rightly(measurer: Measurer) -> bool:
+def remembers_rightly(measurer: TorchRows) -> bool:
     for tensors in changing_lists():
-        rows = measurer.measure(tensors, histograms=len(tensors) % 2 == 1)
+        rows = measurer.measure(tensors, len(tensors) % 2 == 1)
         dense = None if rows.histograms is None else Histograms.from_dense(rows.histograms.numpy())
         if rows.values.shape != (len(tensors), len(COLUMNS)) or complaints(tensors, Rows(rows.values.numpy(), dense)):
             return False
@@ -312,17 +180,17 @@ def remembers_rightly(measurer: Measurer) -> bool:
 
 def test_one_measurer_measures_lists_that_change(monkeypatch: pytest.MonkeyPatch) -> None:
     """P11, P26: a remembered plan is used for lists of its own make only, and not all of them are remembered."""
-    measurer = Measurer()
+    measurer = TorchRows()
     assert remembers_rightly(measurer)
     assert len(measurer._plans) <= module._REMEMBERED_PLANS
 
-    def by_number(self: Measurer, tensors: list[Tensor]) -> module._Plan:  # the planted fault
+    def by_number(self: TorchRows, tensors: list[Tensor]) -> module._Plan:  # the planted fault
         makes = [module.Make(tensor.numel(), tensor.dtype is torch.float64) for tensor in tensors]
         return self._plans.setdefault(len(tensors), module._Plan(makes, torch.device("cpu")))
 
-    monkeypatch.setattr(Measurer, "_plan_for", by_number)
+    monkeypatch.setattr(TorchRows, "_plan_for", by_number)
     with pytest.raises((AssertionError, RuntimeError)):
-        assert remembers_rightly(Measurer())
+        assert remembers_rightly(TorchRows())
 
 
 def is_repeatable(measure: Measure) -> bool:
