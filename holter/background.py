@@ -15,7 +15,12 @@ Item = TypeVar("Item")
 MOST_ITEMS = 4096
 MOST_BYTES = 64 << 20
 _PACE_SECONDS = 0.005  # between two looks at the queue
+_HURRIED_SECONDS = 0.002  # between two tries while someone waits for the end
 _AWAKE_SECONDS = 0.01  # without an item, after which the thread sleeps until it is woken
+
+
+class Soon(float):
+    """Seconds after which to try again at the latest: when something else is posted is a good moment, too."""
 
 
 class Background(Generic[Item]):
@@ -43,6 +48,7 @@ class Background(Generic[Item]):
         self._bytes = 0
         self._closing = False
         self._asleep = False
+        self._flushes = 0  # that are being waited for
         self._deadline = float("inf")
         self._process = os.getpid()
         self._changed = threading.Condition()
@@ -76,8 +82,10 @@ class Background(Generic[Item]):
         if os.getpid() != self._process or threading.current_thread() is self._thread:
             return False
         with self._changed:
+            self._flushes += 1
             self._changed.notify_all()
             self._changed.wait_for(lambda: not self._queue or not self._thread.is_alive(), seconds)
+            self._flushes -= 1
             return not self._queue
 
     def close(self, seconds: float) -> int:
@@ -111,11 +119,23 @@ class Background(Generic[Item]):
                     _, size = self._queue.popleft()
                     self._bytes -= size
                     self._changed.notify_all()
-                elif time.monotonic() + again > self._deadline:
+                elif not self._rest(again):
                     return
-                else:  # the beginning of the end is worth a try at once; later tries wait as they asked
-                    was_closing = self._closing
-                    self._changed.wait_for(lambda: self._closing and not was_closing, again)  # noqa: B023
+
+    def _rest(self, again: float) -> bool:
+        """Waits before another try; False where there is no time for one."""
+        if isinstance(again, Soon) and (self._closing or self._flushes):
+            again = Soon(min(again, _HURRIED_SECONDS))
+        if time.monotonic() + again > self._deadline:
+            return False
+        if isinstance(again, Soon):
+            self._asleep = True  # so that a post wakes this thread
+            self._changed.wait(again)
+            self._asleep = False
+        else:  # the beginning of the end is worth a try at once; later tries wait as they asked
+            was_closing = self._closing
+            self._changed.wait_for(lambda: self._closing and not was_closing, again)
+        return True
 
     def _wait_for_item(self) -> bool:
         """True when there is an item to work on, False when all is done and the thread may end.

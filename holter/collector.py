@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +19,8 @@ from holter.draft import Draft, RoleRows
 from holter.problems import Complaint, Problems
 from holter.settings import Settings
 from holter.statistics.device_rows import DeviceRows, select_rows
-from holter.statistics.measure import Measurer, unmeasurable
+from holter.statistics.measure import Measurer, are_alike, unmeasurable
+from holter.transfer import DeviceTimer
 
 BATCH = ("inputs", "targets")  # logged names whose tensors are measured as rows instead of read as scalars
 # Names of Holter's own; what a user logs under one of them is kept as logged/<name>.
@@ -62,12 +65,16 @@ class Collector:
         self.step = 0
         self._layers, self._settings, self._budget = layers, settings, budget
         self._post, self._problems = post, problems
-        self._measurer = Measurer()
+        self._measurer = Measurer(lambda error: problems.add("measure in one launch, plain torch takes over", error))
+        if settings.budget != 0:
+            with problems.contained("prepare to measure"):
+                self._measurer.prepare(layers.current()[1])
         self._measured_at: dict[str, int] = {}  # kind -> the last step that had it
         self._pending = Draft()
         self._gradients: _Gradients | None = None  # read for the step that comes
         # What the last step was told under each name; None before the first step.
         self._logged_last: dict[str, list[float | Tensor]] | None = None
+        self._timers: list[DeviceTimer] = []  # of what was measured since the last step
         self._forward_since_step = False
         self._forwards_are_visible = False
         self._step_ended = time.perf_counter()
@@ -125,8 +132,9 @@ class Collector:
         if name in BATCH and isinstance(value, Tensor):
             if any(rows.layers == (name,) for rows in draft.rows):
                 return  # of several micro-batches the first stands for the step
-            for names, rows in self._measure(f"batch {name}", [name], [value], self._settings.every):
-                draft.rows.append(RoleRows("batch", tuple(names), rows))
+            if self._is_wanted(f"batch {name}", self._settings.every):
+                for names, rows in self._measure(f"batch {name}", [name], [value]):
+                    draft.rows.append(RoleRows("batch", tuple(names), rows))
         elif isinstance(value, Tensor):
             if value.numel() != 1:
                 raise Complaint("only inputs= and targets= take whole tensors, other values are single numbers")
@@ -142,27 +150,53 @@ class Collector:
 
     def read_gradients(self, at: str, optimizer: Optimizer | None = None) -> None:
         """Measures the gradients as they are now: those of an optimizer's parameters, or all that the model has."""
+        kind = "gradient" if optimizer is None else f"gradient {id(optimizer)}"
+        parts = []
+        if self._is_wanted(kind, self._settings.every):
+            owners, tensors = self._gradients_of(optimizer)
+            parts = self._measure(kind, list(owners), tensors)
+        self._gradients = _Gradients(at, [(names, [owners[n] for n in names], rows) for names, rows in parts])
+
+    def clip(self, max_norm: float) -> Tensor | None:
+        """Measures and clips all gradients in one pass and returns their norm; None where only torch can clip them.
+
+        The pass is made at every step, due or not: what a training computes must not depend on what is recorded.
+        """
+        owners, tensors = self._gradients_of(None)
+        if not self._measurer.can_clip(tensors):
+            return None
+        is_wanted = self._is_wanted("gradient", self._settings.every)
+        histograms = is_wanted and self._wants_histogram("gradient")
+        with self._account("gradient", histograms, tensors):
+            rows, norm = self._measurer.measure_and_clip(tensors, max_norm, histograms=histograms)
+        self._gradients = _Gradients("clip", [(list(owners), list(owners.values()), rows)] if is_wanted else [])
+        self.clipped(norm, max_norm, 2.0)
+        return norm.to(functools.reduce(torch.promote_types, {tensor.dtype for tensor in tensors}))  # as torch's is
+
+    def _gradients_of(self, optimizer: Optimizer | None) -> tuple[dict[str, int], list[Tensor]]:
+        """The ids of the parameters that have gradients, by name, and these gradients."""
         held = held_by(optimizer) if optimizer is not None else None
         owners: dict[str, int] = {}
         tensors = []
         for name, parameter in zip(*self._layers.current(), strict=True):
-            if parameter.grad is not None and (held is None or id(parameter) in held):
+            gradient = parameter.grad
+            if gradient is not None and (held is None or id(parameter) in held):
                 owners[name] = id(parameter)
-                tensors.append(parameter.grad)
-        kind = "gradient" if optimizer is None else f"gradient {id(optimizer)}"
-        parts = self._measure(kind, list(owners), tensors, self._settings.every)
-        self._gradients = _Gradients(at, [(names, [owners[n] for n in names], rows) for names, rows in parts])
+                tensors.append(gradient)
+        return owners, tensors
 
     def has_gradients(self, optimizer: Optimizer) -> bool:
         """Whether gradients were read that this optimizer has not stepped with yet."""
         return self._gradients is not None and id(optimizer) not in self._gradients.used_by
 
     def read_weights(self) -> None:
-        if self._settings.weights is not None and self._is_due("weight", self._settings.weights):
-            names, parameters = self._layers.current()
-            self._pending.rows = [rows for rows in self._pending.rows if rows.role != "weight"]
-            for part, rows in self._measure("weight", names, list(parameters), self._settings.weights):
-                self._pending.rows.append(RoleRows("weight", tuple(part), rows))
+        pace = self._settings.weights
+        if pace is None or not self._is_wanted("weight", pace) or self._must_wait("weight histogram"):
+            return
+        names, parameters = self._layers.current()
+        self._pending.rows = [rows for rows in self._pending.rows if rows.role != "weight"]
+        for part, rows in self._measure("weight", names, list(parameters)):
+            self._pending.rows.append(RoleRows("weight", tuple(part), rows))
 
     def clipped(self, norm: Tensor, max_norm: float, norm_type: float) -> None:
         if norm_type == 2.0 and self._gradients is not None:
@@ -175,26 +209,49 @@ class Collector:
         since = self.step - self._measured_at.get(kind, self.step)
         return since == 0 or since >= every
 
-    def _measure(
-        self, kind: str, names: list[str], tensors: list[Tensor], every: int
-    ) -> list[tuple[list[str], DeviceRows]]:
-        """Rows of these tensors, a part a device; none if this kind is not due or the budget does not allow it."""
-        if not tensors or not self._is_due(kind, every) or not self._budget.affords(kind):
-            return []
+    def _is_wanted(self, kind: str, every: int) -> bool:
+        """Whether this kind is due, and the budget allows it."""
+        return self._is_due(kind, every) and self._budget.affords(kind)
+
+    def _wants_histogram(self, kind: str) -> bool:
         pace, with_histogram = self._settings.histograms, f"{kind} histogram"
-        histograms = pace is not None and self._is_due(with_histogram, pace) and self._budget.affords(with_histogram)
+        if pace is None or not self._is_due(with_histogram, pace) or self._must_wait(with_histogram):
+            return False
+        return self._budget.affords(with_histogram)
+
+    def _must_wait(self, with_histogram: str) -> bool:
+        """Histograms that are not taken at every step take turns: all of them in one step would make it a long one."""
+        last, pace = self._measured_at.get(with_histogram), self._settings.histograms
+        if last is None or pace is None or pace == 1 or self.step - last != pace:  # the first is taken, and waits once
+            return False
+        return any(step == self.step for kind, step in self._measured_at.items() if kind.endswith("histogram"))
+
+    def _measure(self, kind: str, names: list[str], tensors: list[Tensor]) -> list[tuple[list[str], DeviceRows]]:
+        """Rows of these tensors, a part a device."""
+        histograms = self._wants_histogram(kind)
+        parts = []
+        for device_names, device_tensors in self._by_device(names, tensors):
+            with self._account(kind, histograms, device_tensors):
+                parts.append((device_names, self._measurer.measure(device_tensors, histograms=histograms)))
+        return parts
+
+    @contextlib.contextmanager
+    def _account(self, kind: str, histograms: bool, tensors: list[Tensor]) -> Iterator[None]:
+        """Takes the time of a measurement, here and on the device, and notes that it was made."""
         started = time.perf_counter()
-        parts = [
-            (device_names, self._measurer.measure(device_tensors, histograms=histograms))
-            for device_names, device_tensors in self._by_device(names, tensors)
-        ]
+        timer = DeviceTimer.start(tensors[0].device)
+        yield
+        if timer is not None:
+            self._timers.append(timer.stop())
         self._measured_at[kind] = self.step
+        with_histogram = f"{kind} histogram"
         if histograms:
             self._measured_at[with_histogram] = self.step
         self._budget.learn(with_histogram if histograms else kind, time.perf_counter() - started)
-        return parts
 
     def _by_device(self, names: list[str], tensors: list[Tensor]) -> list[tuple[list[str], list[Tensor]]]:
+        if are_alike(tensors):  # as in most trainings: one look is enough for all of them
+            return [(names, tensors)]
         groups: dict[torch.device, tuple[list[str], list[Tensor]]] = {}
         for name, tensor in zip(names, tensors, strict=True):
             refused = unmeasurable(tensor)
@@ -219,6 +276,7 @@ class Collector:
             self._describe(draft, optimizer, scaler, skipped)
         finally:  # whatever could be collected is kept, and a step is counted once
             draft.step, draft.time = self.step, time.time()
+            draft.timers, self._timers = self._timers, []
             self._logged_last = logged
             self._forwards_are_visible, self._forward_since_step = self._forward_since_step, False
             self.step += 1
@@ -228,10 +286,11 @@ class Collector:
         read = self._gradients
         if read is None:
             return
-        rows = read.held(held_by(optimizer))
-        if rows:
+        if read.parts:
+            rows = read.held(held_by(optimizer))
             draft.rows += rows
-            draft.notes["gradients_read_at"] = read.at
+            if rows:
+                draft.notes["gradients_read_at"] = read.at
         for name, value in read.clip.items():
             draft.set(name, value)
         read.used_by.add(id(optimizer))

@@ -13,7 +13,7 @@ from holter.record import LayerRows, Record
 from holter.statistics.device_rows import DeviceRows
 from holter.statistics.histogram import Histograms
 from holter.statistics.rows import Rows
-from holter.transfer import Parcel
+from holter.transfer import DeviceTimer, Parcel
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,6 +38,7 @@ class Draft:
     notes: dict[str, str] = field(default_factory=dict)
     # Gradients of a fused optimizer under a loss scaler are still multiplied by this when they are read.
     gradient_scale: Tensor | None = None
+    timers: list[DeviceTimer] = field(default_factory=list)  # of the measurements that it holds
     _parcel: Parcel | None = None
 
     def add(self, name: str, value: float | Tensor) -> None:
@@ -65,6 +66,10 @@ class Draft:
 
     def has_arrived(self) -> bool:
         return self._parcel is not None and self._parcel.has_arrived()
+
+    def device_seconds(self) -> float:
+        """What its measurements took on their device, once everything has arrived."""
+        return sum(timer.seconds() or 0.0 for timer in self.timers)
 
     def record(self, extra: Mapping[str, float]) -> Record:
         """The record, once everything has arrived; `extra` are scalars that only the writer knows."""

@@ -71,24 +71,27 @@ def watch(
     return Monitor(model, optimizer, settings, run=run, scaler=scaler, scheduler=scheduler, sinks=sinks)
 
 
-Method = TypeVar("Method", bound=Callable[..., None])
+Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def _contained(purpose: str) -> Callable[[Method], Method]:
     """For what the training thread calls: our own failure is kept as a problem and never reaches the training.
 
-    What is closed, or was inherited by a forked worker, does nothing. The time it takes is charged to the budget.
+    What failed, is closed or was inherited by a forked worker returns None. The time it takes is charged to the
+    budget.
     """
 
     def wrap(method: Method) -> Method:
         @functools.wraps(method)
-        def guarded(self: Monitor, *args: Any, **kwargs: Any) -> None:
+        def guarded(self: Monitor, *args: Any, **kwargs: Any) -> Any:
             if self._closed or os.getpid() != self._process:
-                return
+                return None
             with self._problems.contained(purpose):
                 started = time.perf_counter()
-                method(self, *args, **kwargs)
+                result = method(self, *args, **kwargs)
                 self._budget.spend(time.perf_counter() - started)
+                return result
+            return None
 
         return cast(Method, guarded)
 
@@ -198,10 +201,17 @@ class Monitor:
         error_if_nonfinite: bool = False,
         foreach: bool | None = None,
     ) -> Tensor:
-        """Clips the gradients of the model as torch.nn.utils.clip_grad_norm_ does, and sees them before it."""
+        """Clips the gradients of the model as torch.nn.utils.clip_grad_norm_ does, and sees them before it.
+
+        On CUDA one pass both measures and gives the norm, and what is within max_norm is not written again.
+        """
         model = self._model()
         if model is None:
             raise RuntimeError("the model that this monitor watched is gone: there is nothing to clip")
+        if norm_type == 2.0 and not error_if_nonfinite and isinstance(max_norm, int | float):
+            norm: Tensor | None = self._clip_in_one_pass(max_norm)
+            if norm is not None:
+                return norm
         self._read_gradients_at_clip()
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm, norm_type, error_if_nonfinite, foreach)
         self._note_clip(norm, max_norm, norm_type)
@@ -262,9 +272,19 @@ class Monitor:
 
     # Guarded pieces: a failure in one does not keep the next from running -------------------------------------
 
+    @_contained("clip in one pass")
+    def _clip_in_one_pass(self, max_norm: float) -> Tensor | None:
+        norm = self._collector.clip(max_norm)
+        if norm is not None:
+            self._warn_of_scaled_gradients()
+        return norm
+
     @_contained("read the gradients at the clip")
     def _read_gradients_at_clip(self) -> None:
         self._collector.read_gradients("clip")
+        self._warn_of_scaled_gradients()
+
+    def _warn_of_scaled_gradients(self) -> None:
         if self._capture.gradients_are_scaled():
             advice = "they are still multiplied by the loss scale: call scaler.unscale_(optimizer) before the clip"
             self._problems.add("trust the gradients at the clip", Complaint(advice))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -14,19 +15,23 @@ from torch import Tensor
 class Parcel:
     """Small result tensors on their way to the host. The sender must not write to them any more.
 
-    On the CPU they have arrived already. On CUDA the copies are queued behind the work that makes the results, and
-    an event says when they are there; nobody waits for it.
+    On the CPU they have arrived already. On CUDA a stream of its own copies them when the work that makes them is
+    done, so that training does not queue behind the copies; an event says when they are there, and nobody waits.
     """
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self._host: list[Tensor] = []
         self._events: list[torch.cuda.Event] = []
+        by_device: dict[torch.device, list[tuple[Tensor, Tensor]]] = {}
         for tensor in tensors:
-            self._host.append(_start_copy(tensor.detach()))
-        for device in {tensor.device for tensor in tensors if tensor.device.type == "cuda"}:
-            event = torch.cuda.Event()
-            event.record(torch.cuda.current_stream(device))
-            self._events.append(event)
+            if tensor.is_cuda:
+                host = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True)
+                by_device.setdefault(tensor.device, []).append((host, tensor.detach()))
+            else:
+                host = tensor.detach().cpu()  # other devices have no pinned memory and events
+            self._host.append(host)
+        for device, pairs in by_device.items():
+            self._events.append(_send(device, pairs))
 
     def has_arrived(self) -> bool:
         return all(event.query() for event in self._events)
@@ -36,10 +41,43 @@ class Parcel:
         return [np.asarray(tensor.numpy()) for tensor in self._host]
 
 
-def _start_copy(tensor: Tensor) -> Tensor:
-    if tensor.device.type == "cpu":
-        return tensor
-    if tensor.device.type != "cuda":
-        return tensor.cpu()  # devices without pinned memory and events
-    host = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True)
-    return host.copy_(tensor, non_blocking=True)
+def _send(device: torch.device, pairs: list[tuple[Tensor, Tensor]]) -> torch.cuda.Event:
+    stream = _stream(device)
+    stream.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(stream):
+        for host, tensor in pairs:
+            host.copy_(tensor, non_blocking=True)
+            tensor.record_stream(stream)  # its memory is not given away before the copy is done
+        event = torch.cuda.Event()
+        event.record(stream)
+    return event
+
+
+@cache
+def _stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)
+
+
+class DeviceTimer:
+    """How long a stretch of work takes on its device; known when the device has done it."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._began, self._ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+
+    @classmethod
+    def start(cls, device: torch.device) -> DeviceTimer | None:
+        """None on the CPU, where the caller's own clock tells."""
+        if device.type != "cuda":
+            return None
+        timer = cls(device)
+        timer._began.record(torch.cuda.current_stream(device))
+        return timer
+
+    def stop(self) -> DeviceTimer:
+        self._ended.record(torch.cuda.current_stream(self._device))
+        return self
+
+    def seconds(self) -> float | None:
+        """None while the device is at it."""
+        return 1e-3 * self._began.elapsed_time(self._ended) if self._ended.query() else None

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from holter.background import Background
+from holter.background import Background, Soon
 from holter.diagnosis.finding import Finding
 from holter.draft import Draft
 from holter.journal import Journal
@@ -22,7 +22,9 @@ from holter.record import Ending, Entry, Problem, Record, size_of
 from holter.run import journal_path, next_segment, write_info
 from holter.sinks import Fanout, Sink
 
-_ARRIVAL_SECONDS = 0.002  # between two looks at whether the device has sent its results
+# To look for results of the device as soon as they are there would take the interpreter from the training thread just
+# when that has to feed the device again. The step after is early enough, or this while where none comes.
+_ARRIVAL = Soon(0.25)
 _EXIT_SECONDS = 2.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0  # between two tries of a disk that fails
 
@@ -62,6 +64,7 @@ class Writer:
             self._open_journal(directory)
         self._fanout = Fanout(sinks, lambda sink, error: report(f"write to {type(sink).__name__}", error))
         self._sinks: Background[Task] | None = None
+        self._device_seconds = 0.0
         if sinks:
             self._sinks = Background(_call, partial(report, "write to sinks"), name="holter-sinks")
         self._background: Background[Task] = Background(
@@ -79,7 +82,9 @@ class Writer:
 
     @property
     def seconds(self) -> float:
-        return self._background.seconds + (self._sinks.seconds if self._sinks is not None else 0.0)
+        """Taken by writing, and on the devices by measuring, as far as it is known."""
+        sinks = self._sinks.seconds if self._sinks is not None else 0.0
+        return self._background.seconds + sinks + self._device_seconds
 
     def post(self, draft: Draft) -> None:
         self._has_records = True
@@ -125,10 +130,11 @@ class Writer:
 
     def _write(self, draft: Draft) -> float | None:
         if not draft.has_arrived():
-            return _ARRIVAL_SECONDS
+            return _ARRIVAL
         if self._built is None or self._built[0] is not draft:
             dropped = self.dropped
             self._built = draft, draft.record({"dropped": float(dropped)} if dropped else {})
+            self._device_seconds += draft.device_seconds()
         record = self._built[1]
         pause = self._append(record)
         if pause is None:

@@ -106,12 +106,14 @@ def strided_cases() -> Iterator[Tensor]:
     yield from (torch.zeros(0), torch.zeros(3, 0, 2, dtype=torch.float16), torch.tensor(-2.5), torch.tensor(torch.nan))
     yield normal(1, 5).expand(400, 5)
     yield from (normal(50, 60).T, normal(40, 40)[::3, 1::2], normal(2, 3, 4, 5).to(memory_format=torch.channels_last))
-    yield torch.full((5000,), 1.1)  # rounding errors all point the same way
-    yield -torch.full((5000,), 1.1).half()
+    yield normal(300, 301).T
+    for size in (5000, 70_000):
+        yield torch.full((size,), 1.1)  # rounding errors all point the same way
+        yield -torch.full((size,), 3.3).half()
 
 
 def extreme_cases() -> Iterator[Tensor]:
-    for size in (70, 5000):
+    for size in (70, 5000, 70_001):
         for scale in (1e38, 1e20, 1e-20, 1e-30, 1e-38):
             yield normal(size).clamp(-3, 3) * scale
         yield torch.arange(size).remainder(50).to(torch.int32).view(torch.float32)  # denormals
@@ -147,6 +149,10 @@ def sized_cases() -> Iterator[Tensor]:
         SMALL_MODEL + LARGE_BLOCK,
     ):
         yield normal(size, seed=size) + 3
+    for dtype in (torch.float32, torch.bfloat16, torch.float64):
+        yield with_zeros(normal(70_001)).to(dtype)
+        yield with_zeros(normal(LARGE_BLOCK + 5001)).to(dtype)
+        yield normal(LARGE_BLOCK // 4).to(dtype) * 1e-20
 
 
 CASES = {"strided": strided_cases, "extreme": extreme_cases, "sparse": sparse_cases, "sized": sized_cases}

@@ -3,6 +3,7 @@
 import copy
 import doctest
 import math
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -270,14 +271,19 @@ def test_a_tracker_without_histograms_gets_the_norms_only() -> None:
 
 
 class LargestOnHost(TorchFunctionMode):
-    """The most elements that one call has brought to the host or into Python objects."""
+    """The most elements that one call has brought to the host or into Python objects, views of the gradient aside."""
 
-    elements = 0
+    def __init__(self, gradient: torch.Tensor) -> None:
+        super().__init__()
+        self.elements, self.gradient = 0, gradient.untyped_storage().data_ptr()
+
     leaving = ("cpu", "numpy", "tolist", "item", "__array__", "__iter__")
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if getattr(func, "__name__", "") in self.leaving and isinstance(args[0], torch.Tensor):
-            self.elements = max(self.elements, args[0].numel())
+        name = getattr(func, "__name__", "")
+        if name in self.leaving and isinstance(args[0], torch.Tensor):
+            is_view = name == "numpy" and args[0].untyped_storage().data_ptr() == self.gradient
+            self.elements = max(self.elements, 0 if is_view else args[0].numel())
         return func(*args, **(kwargs or {}))
 
 
@@ -295,19 +301,40 @@ class LargestMade(TorchDispatchMode):
         return made
 
 
+class NumpyPeak:
+    """The most memory that numpy, and Python, have held at a time."""
+
+    def __enter__(self) -> "NumpyPeak":
+        tracemalloc.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.bytes = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+
+
 def test_gradients_never_come_to_the_host_as_a_whole() -> None:
     """A8: norms and histogram of four million values bring a few thousand numbers to the host, and copy little."""
     model, tracker = with_gradients(torch.randn(4_000_000)), MetricsTracker(sinks=[Memory()])
-    with LargestOnHost() as host, LargestMade(model[0].grad) as made:
+    gradient = model[0].grad
+
+    def use_all() -> None:
         compute_gradient_norm(model)
         diagnose_gradient_issues(model)
         check_gradient_flow_pattern(model)
         log_gradient_distribution(model, tracker, 0, log_histogram=True)
-    assert 0 < host.elements <= 2048  # the histogram's buckets
-    assert made.elements <= 2**20
-    with LargestOnHost() as host, LargestMade(model[0].grad) as made:  # what the gates would have seen
-        model[0].grad.clone().tolist()
-    assert host.elements == made.elements == 4_000_000
+
+    with LargestOnHost(gradient) as host, LargestMade(gradient) as made:
+        use_all()
+    with NumpyPeak() as numpys:
+        use_all()
+    assert 0 < host.elements <= 2**16  # the histogram's buckets, and a workspace
+    assert made.elements <= 2**20 and numpys.bytes < 8 << 20
+    with LargestOnHost(gradient) as host, LargestMade(gradient) as made:  # what the gates would have seen
+        gradient.clone().tolist()
+    with NumpyPeak() as numpys:
+        np.abs(gradient.numpy())
+    assert host.elements == made.elements == 4_000_000 and numpys.bytes >= 16_000_000
 
 
 # C. Diagnosis and clipping

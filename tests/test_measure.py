@@ -16,9 +16,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import holter
+from holter.statistics import cpu_rows as on_cpu
 from holter.statistics import measure
-from holter.statistics import torch_rows as module
-from holter.statistics.blocks import SMALL_MODEL
+from holter.statistics import torch_rows as anywhere
+from holter.statistics.blocks import SMALL_MODEL, Make, Pack, Stretch, plan_layout
+from holter.statistics.device_rows import DeviceRows
 from holter.statistics.histogram import Histograms
 from holter.statistics.measure import Measurer, measure_rows, unmeasurable
 from holter.statistics.rows import COLUMNS, Rows
@@ -42,32 +44,40 @@ def test_rows_equal_a_float64_reference_whatever_the_tensor(kind: str) -> None:
     assert [one for tensor in tensors[:60] for one in complaints([tensor], measured([tensor]))] == []
 
 
+def take_care_from_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on devices that cannot be asked whether a tensor needs care."""
+    monkeypatch.setattr(anywhere, "CpuRows", lambda careful: careful)
+
+
 @pytest.mark.parametrize("kind", CASES)
 def test_rows_measured_with_care_from_the_start_equal_the_reference(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """P11: as on devices that cannot be asked whether a block needs care."""
-
-    def take_care(group: module._Group, *_: object) -> None:
-        group._on_cpu = False
-        for block in group._blocks:
-            block.careful = True
-
-    wrap(monkeypatch, module._Group, "__init__", take_care)
+    """P11: as on devices other than the CPU."""
+    take_care_from_the_start(monkeypatch)
     tensors = list(CASES[kind]())
     assert complaints(tensors, measured(tensors)) == []
 
 
-def test_care_is_taken_where_it_is_needed_and_no_longer() -> None:
+def on_host(rows: DeviceRows) -> Rows:
+    dense = None if rows.histograms is None else Histograms.from_dense(rows.histograms.numpy())
+    return Rows(rows.values.numpy(), dense)
+
+
+def test_care_is_taken_where_it_is_needed_and_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
     """A step with huge, tiny or non-finite values among ordinary ones, on one plan."""
+    asked: list[list[int]] = []
+    original = anywhere.CarefulRows.measure
+
+    def listen(self: anywhere.CarefulRows, tensors: Sequence[Tensor], histograms: bool) -> DeviceRows:
+        asked.append([tensor.numel() for tensor in tensors])
+        return original(self, tensors, histograms)
+
+    monkeypatch.setattr(anywhere.CarefulRows, "measure", listen)
     measurer = TorchRows()
-    ordinary, odd = [normal(70_000), normal(300)], [normal(70_000), normal(300) * 1e20]
+    ordinary, odd = [normal(70_000), normal(300), normal(9)], [normal(70_000), normal(300) * 1e20, normal(9)]
     odd[0][5], odd[0][60_000] = torch.nan, 1e30
     for tensors in (ordinary, odd, odd, ordinary, ordinary):
-        rows = measurer.measure(tensors, True)
-        assert rows.histograms is not None
-        host = Rows(rows.values.numpy(), Histograms.from_dense(rows.histograms.numpy()))
-        assert complaints(tensors, host) == []
-    (plan,) = measurer._plans.values()
-    assert not any(block.careful for group in plan._groups for block in group._blocks)
+        assert complaints(tensors, on_host(measurer.measure(tensors, True))) == []
+    assert asked == [[70_000], [70_000]]
 
 
 def wrap(monkeypatch: pytest.MonkeyPatch, owner: object, name: str, after: Callable[..., None]) -> None:
@@ -82,25 +92,32 @@ def wrap(monkeypatch: pytest.MonkeyPatch, owner: object, name: str, after: Calla
 
 
 def plant_squares_that_overflow(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_scale_for", lambda largest, scale: scale.fill_(1.0))
+    take_care_from_the_start(monkeypatch)
+    monkeypatch.setattr(anywhere, "_scale_for", lambda largest, scale: scale.fill_(1.0))
+
+
+def plant_squares_that_overflow_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(on_cpu._Plan, "sum_again", lambda plan, flat, rows, largest: None)
 
 
 def plant_padding_that_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fill_up(block: module._PlacedBlock, *_: object) -> None:
+    def fill_up(block: anywhere._PlacedBlock, *_: object) -> None:
         block.valid = torch.full_like(block.valid, block._work.shape[1])
 
-    wrap(monkeypatch, module._PlacedBlock, "__init__", fill_up)
+    take_care_from_the_start(monkeypatch)
+    wrap(monkeypatch, anywhere._PlacedBlock, "__init__", fill_up)
 
 
 def plant_padding_that_is_not_cleared(monkeypatch: pytest.MonkeyPatch) -> None:
-    def leave_rubbish(block: module._PlacedBlock, _: list[Tensor]) -> None:
+    def leave_rubbish(block: anywhere._PlacedBlock, _: list[Tensor]) -> None:
         block._work[block._tails] = block._work[block._tails].masked_fill(block._padding, 0.5)
 
-    wrap(monkeypatch, module._PlacedBlock, "_values", leave_rubbish)
+    take_care_from_the_start(monkeypatch)
+    wrap(monkeypatch, anywhere._PlacedBlock, "_copy", leave_rubbish)
 
 
 def plant_nan_that_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    wrap(monkeypatch, module._PlacedBlock, "_values", lambda block, flat: block._work.nan_to_num_(nan=0.0))
+    wrap(monkeypatch, anywhere._PlacedBlock, "_copy", lambda block, flat: block._work.nan_to_num_(nan=0.0))
 
 
 def plant_implicit_zeros_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,32 +129,65 @@ def plant_duplicates_not_added(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def plant_merging_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
-    def narrow(plan: module._Plan, *_: object) -> None:
+    def narrow(plan: anywhere._Plan, *_: object) -> None:
         plan._accumulator = torch.float32
 
-    wrap(monkeypatch, module._Plan, "__init__", narrow)
+    take_care_from_the_start(monkeypatch)
+    wrap(monkeypatch, anywhere._Plan, "__init__", narrow)
+
+
+def plant_sums_that_drift(monkeypatch: pytest.MonkeyPatch) -> None:
+    def one_by_one(left: np.ndarray, right: np.ndarray, out: np.ndarray) -> None:
+        out[:] = np.cumsum(left * right.swapaxes(-1, -2), axis=-1, dtype=out.dtype)[..., -1:]
+
+    monkeypatch.setattr(np, "matmul", one_by_one)
 
 
 def plant_integers_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_WIDE", (torch.float64,))
+    monkeypatch.setattr(on_cpu, "_WIDE", (torch.float64,))
 
 
-def plant_blocks_that_are_never_suspected(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module._Found, "is_sound", lambda found: torch.ones_like(found.lanes[0], dtype=torch.bool))
+def plant_tensors_that_are_never_suspected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(on_cpu._Plan, "is_sound", lambda plan, largest: np.ones(len(largest), dtype=bool))
+
+
+def plant_ends_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    def without_ends(sizes: list[tuple[int, int]], in_parallel: bool) -> tuple[list[Stretch], list[Pack]]:
+        stretches, packs = plan_layout(sizes, in_parallel)
+        whole = [Pack([piece for piece in pack.pieces if not piece.start]) for pack in packs]
+        return stretches, [pack for pack in whole if pack.pieces]
+
+    monkeypatch.setattr(on_cpu, "plan_layout", without_ends)
+
+
+def plant_pieces_that_overlap(monkeypatch: pytest.MonkeyPatch) -> None:
+    def begin_early(pack: on_cpu._PlacedPack, *_: object) -> None:
+        pack._starts[1:] -= 1
+
+    wrap(monkeypatch, on_cpu._PlacedPack, "__init__", begin_early)
+
+
+def plant_zeros_in_long_tensors_overlooked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(np, "count_nonzero", lambda is_zero: 0)
 
 
 @pytest.mark.parametrize(
     ("plant", "kind"),
     [
         (plant_squares_that_overflow, "extreme"),
+        (plant_squares_that_overflow_on_the_cpu, "extreme"),
         (plant_padding_that_counts, "sized"),
         (plant_padding_that_is_not_cleared, "sized"),
         (plant_nan_that_is_dropped, "extreme"),
         (plant_implicit_zeros_forgotten, "sparse"),
         (plant_duplicates_not_added, "sparse"),
         (plant_merging_in_float32, "extreme"),
+        (plant_sums_that_drift, "strided"),
         (plant_integers_in_float32, "strided"),
-        (plant_blocks_that_are_never_suspected, "extreme"),
+        (plant_tensors_that_are_never_suspected, "extreme"),
+        (plant_ends_forgotten, "sized"),
+        (plant_pieces_that_overlap, "sized"),
+        (plant_zeros_in_long_tensors_overlooked, "sized"),
     ],
 )
 def test_the_reference_rejects_a_planted_fault(
@@ -172,8 +222,7 @@ def changing_lists() -> list[list[Tensor]]:
 def remembers_rightly(measurer: TorchRows) -> bool:
     for tensors in changing_lists():
         rows = measurer.measure(tensors, len(tensors) % 2 == 1)
-        dense = None if rows.histograms is None else Histograms.from_dense(rows.histograms.numpy())
-        if rows.values.shape != (len(tensors), len(COLUMNS)) or complaints(tensors, Rows(rows.values.numpy(), dense)):
+        if rows.values.shape != (len(tensors), len(COLUMNS)) or complaints(tensors, on_host(rows)):
             return False
     return True
 
@@ -182,14 +231,15 @@ def test_one_measurer_measures_lists_that_change(monkeypatch: pytest.MonkeyPatch
     """P11, P26: a remembered plan is used for lists of its own make only, and not all of them are remembered."""
     measurer = TorchRows()
     assert remembers_rightly(measurer)
-    assert len(measurer._plans) <= module._REMEMBERED_PLANS
+    assert len(measurer._on_cpu._plans) <= on_cpu._REMEMBERED_PLANS
+    assert len(measurer._anywhere._plans) <= anywhere._REMEMBERED_PLANS
 
-    def by_number(self: TorchRows, tensors: list[Tensor]) -> module._Plan:  # the planted fault
-        makes = [module.Make(tensor.numel(), tensor.dtype is torch.float64) for tensor in tensors]
-        return self._plans.setdefault(len(tensors), module._Plan(makes, torch.device("cpu")))
+    def by_number(self: on_cpu.CpuRows, tensors: list[Tensor]) -> on_cpu._Plan:  # the planted fault
+        makes = [Make(tensor.numel(), tensor.dtype is torch.float64) for tensor in tensors]
+        return self._plans.setdefault(len(tensors), on_cpu._Plan(makes))
 
-    monkeypatch.setattr(TorchRows, "_plan_for", by_number)
-    with pytest.raises((AssertionError, RuntimeError)):
+    monkeypatch.setattr(on_cpu.CpuRows, "_plan_for", by_number)
+    with pytest.raises((AssertionError, RuntimeError, ValueError)):
         assert remembers_rightly(TorchRows())
 
 
@@ -259,6 +309,15 @@ def test_a_distributed_tensor_is_measured_by_its_shard() -> None:
         assert complaints([whole], measured([sharded])) == []
     finally:
         torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("size", [50, 50_000])
+def test_a_tensor_that_wraps_others_is_measured_by_its_values(size: int) -> None:
+    """P11: a subclass without memory of its own, as quantized and distributed training use them."""
+    from torch.testing._internal.two_tensor import TwoTensor
+
+    values = normal(size)
+    assert complaints([values], measured([TwoTensor(values, values.clone())])) == []
 
 
 class Strange(torch.nn.Module):

@@ -31,10 +31,10 @@ from holter import (
 )
 from holter.diagnosis.finding import Finding
 from holter.record import Record
-from holter.statistics import blocks, histogram, measure, rows
+from holter.statistics import blocks, cpu_rows, device_rows, histogram, measure, rows, torch_rows
 from tests.models import Training, differences, make
 
-STEPS = 20
+STEPS = 24
 ERRORS: dict[str, Callable[[], BaseException]] = {
     "disk full": lambda: OSError(errno.ENOSPC, "No space left on device"),
     "input/output error": lambda: OSError(errno.EIO, "Input/output error"),
@@ -44,7 +44,7 @@ ERRORS: dict[str, Callable[[], BaseException]] = {
     "a bug": lambda: RuntimeError("a bug"),
 }
 MODULES = (
-    *(blocks, histogram, measure, rows),
+    *(blocks, cpu_rows, device_rows, histogram, measure, rows, torch_rows),
     *(budget, capture, codec, collector, draft, history, journal, record, run, transfer, writer),
 )
 # Not faulted: what runs once in watch(), before training, where errors are raised on purpose; and the hooks

@@ -2,7 +2,8 @@
 
 No range is chosen beforehand, one outlier spoils nothing, and any two histograms merge exactly by adding counts.
 A bucket spans at most a quarter of its lower edge, so its middle is within 12.5 % of every value in it (normal
-float32 numbers; below 2**-126 the buckets are linear). Nothing here needs torch.
+float32 numbers; below 2**-126 the buckets are linear, and bucket 0, below 2**-128, holds both signs). Nothing here
+needs torch.
 """
 
 from __future__ import annotations
@@ -51,7 +52,9 @@ def bucket_of(values: npt.ArrayLike) -> npt.NDArray[np.uint16]:
         single = numbers.astype(np.float32)
     too_large = np.isinf(single) & np.isfinite(numbers)
     single[too_large] = np.copysign(np.finfo(np.float32).max, single[too_large])
-    return (single.view(np.uint32) >> np.uint32(SHIFT)).astype(np.uint16)
+    bucket = (single.view(np.uint32) >> np.uint32(SHIFT)).astype(np.uint16)
+    bucket[bucket == HALF] = 0  # what is below 2**-128, minus zero before all, has no sign
+    return bucket
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,8 +1,9 @@
-"""Measuring rows with plain torch, on any device and of any dtype, in as few passes and calls as it allows.
+"""Measuring rows with plain torch, on any device, of any dtype and whatever the values.
 
 Tensors are copied, block by block, into one small workspace, all tensors of a block side by side, so that a
-reduction is one call for many tensors and works within the cache. A chunk gives a partial row; the partial rows of
-a tensor are merged in float64. Nothing here waits for the device.
+reduction is one call for many tensors. Non-finite values are set aside and each chunk is scaled, so that no sum can
+overflow or vanish. A chunk gives a partial row; the partial rows of a tensor are merged in float64. Nothing here
+waits for the device. On the CPU, which may be asked, this care is kept for the tensors that need it: `cpu_rows`.
 """
 
 from __future__ import annotations
@@ -14,16 +15,27 @@ from torch import Tensor
 
 from holter.statistics import histogram
 from holter.statistics.blocks import Block, Make, block_size, plan_blocks
+from holter.statistics.cpu_rows import CpuRows, is_wide
 from holter.statistics.device_rows import DeviceRows, sent
 from holter.statistics.rows import COLUMNS, MAX, MIN
 
 _REMEMBERED_PLANS = 8  # lists whose make keeps changing must not make the cache grow
-# What float32 cannot hold exactly gets a workspace of float64: integers above 2^24 are not to be rounded.
-_WIDE = (torch.float64, torch.int32, torch.int64, torch.uint32, torch.uint64)
 
 
 class TorchRows:
-    """Measures lists of tensors again and again; keeps plan and workspace for lists of the same make."""
+    """Measures lists of tensors again and again, on whatever device they are."""
+
+    def __init__(self) -> None:
+        self._anywhere = CarefulRows()
+        self._on_cpu = CpuRows(careful=self._anywhere)
+
+    def measure(self, tensors: Sequence[Tensor], histograms: bool) -> DeviceRows:
+        on_cpu = not tensors or tensors[0].is_cpu
+        return (self._on_cpu if on_cpu else self._anywhere).measure(tensors, histograms)
+
+
+class CarefulRows:
+    """Measures lists of tensors of any device; keeps plan and workspace for lists of the same make."""
 
     def __init__(self) -> None:
         self._plans: dict[object, _Plan] = {}
@@ -33,7 +45,7 @@ class TorchRows:
 
     def _plan_for(self, tensors: Sequence[Tensor]) -> _Plan:
         device = tensors[0].device if tensors else torch.device("cpu")
-        makes = tuple((tensor.numel(), tensor.dtype in _WIDE) for tensor in tensors)
+        makes = tuple((tensor.numel(), is_wide(tensor.dtype)) for tensor in tensors)
         plan = self._plans.get((makes, device))
         if plan is None:
             if len(self._plans) >= _REMEMBERED_PLANS:
@@ -63,6 +75,9 @@ class _Plan:
         flat = [tensor.reshape(-1) for tensor in tensors]
         for group in self._groups:
             group.measure(flat, rows, counts)
+        if counts is not None:  # minus zero, and what is next to it, has no sign
+            counts[:, 0] += counts[:, histogram.HALF]
+            counts[:, histogram.HALF] = 0
         return DeviceRows(rows, counts)
 
 
@@ -76,17 +91,6 @@ class _Found:
         self.lanes = torch.ones(len(self.NAMES), chunks, dtype=dtype, device=device)
         self.nonfinite = torch.zeros(3, chunks, dtype=dtype, device=device)  # NaN, +Inf, -Inf
 
-    def is_sound(self) -> Tensor:
-        """Per chunk, whether its plain sums can be trusted: all finite, and fourth powers within the dtype's range."""
-        low, high = self.lanes[-2:]
-        largest = torch.maximum(high, -low)
-        least, most = _SOUND[self.work.dtype]
-        return ((largest >= least) & (largest <= most)) | (largest == 0)
-
-
-# Largest values of a chunk whose fourth powers neither overflow nor lose digits. float64 is taken as it comes.
-_SOUND = {torch.float32: (2.0**-24, 2.0**24), torch.float64: (0.0, torch.finfo(torch.float64).max)}
-
 
 class _Group:
     """Blocks of one workspace dtype."""
@@ -97,12 +101,11 @@ class _Group:
             chunks_of[tensor] = chunks_of.get(tensor, 0) + 1
         dtype = torch.float64 if blocks[0].wide else torch.float32
         size = max(len(block.valid) * block.width for block in blocks)
-        self._on_cpu = device.type == "cpu"
         self._found = _Found(size, sum(chunks_of.values()), dtype, device)
         self._blocks: list[_PlacedBlock] = []
         place = 0
         for block in blocks:
-            self._blocks.append(_PlacedBlock(block, self._found, place, careful=not self._on_cpu))
+            self._blocks.append(_PlacedBlock(block, self._found, place))
             place += len(block.valid)
         self._valid = torch.cat([block.valid for block in self._blocks])
         self._order = sent(list(chunks_of), device)
@@ -113,8 +116,6 @@ class _Group:
         self._found.nonfinite.zero_()
         for block in self._blocks:
             block.measure(flat, counts)
-        if self._on_cpu:  # elsewhere to ask would be a wait, and every block is measured with care
-            self._measure_again_with_care(flat)
         # One segment a tensor, summed chunk by chunk: always in the same order, so always the same bits.
         sums, low, high = self._partial_rows(rows.dtype)
         rows[self._order] = torch.cat(
@@ -124,15 +125,6 @@ class _Group:
             ],
             dim=1,
         )
-
-    def _measure_again_with_care(self, flat: list[Tensor]) -> None:
-        sound = self._found.is_sound()
-        if bool(sound.all()) and not any(block.careful for block in self._blocks):
-            return
-        for block in self._blocks:
-            was_careful, block.careful = block.careful, not bool(sound[block.place].all())
-            if block.careful and not was_careful:
-                block.measure(flat, None)
 
     def _partial_rows(self, accumulator: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
         """Per chunk: the summed columns [chunks, 9], min and max [chunks, 1]; the scale is taken out again."""
@@ -147,22 +139,17 @@ class _Group:
 
 
 class _PlacedBlock:
-    """A block on its device; everything it needs in each measurement is laid out beforehand.
+    """A block on its device; everything it needs in each measurement is laid out beforehand."""
 
-    `careful` sets non-finite values aside and scales each chunk, so that no sum can overflow or vanish. It takes
-    about twice as long; on the CPU it is kept for the blocks that need it.
-    """
-
-    def __init__(self, block: Block, found: _Found, place: int, careful: bool) -> None:
+    def __init__(self, block: Block, found: _Found, place: int) -> None:
         device = found.work.device
         shape = (len(block.valid), block.width)
-        self.careful = careful
-        self.place = slice(place, place + len(block.valid))
+        mine = slice(place, place + len(block.valid))
         self._work, self._scratch = (
             buffer[: shape[0] * shape[1]].view(shape) for buffer in (found.work, found.scratch)
         )
-        self._found = found.lanes[:, self.place].unbind()
-        self._nonfinite = found.nonfinite[:, self.place]
+        self._found = found.lanes[:, mine].unbind()
+        self._nonfinite = found.nonfinite[:, mine]
         self.valid = sent(block.valid, device)
         tails = [chunk for chunk, valid in enumerate(block.valid) if valid < block.width]  # they end in padding
         self._tails = sent(tails, device)
@@ -170,7 +157,6 @@ class _PlacedBlock:
         self._tensor_of_chunk = sent(block.tensor_of_chunk, device)
         self._tensors = slice(min(block.tensor_of_chunk), max(block.tensor_of_chunk) + 1)
         self._pieces = block.pieces
-        self._is_one_piece = len(block.pieces) == 1 and not tails
         self._targets = []
         line, start = self._work.view(-1), 0
         for _, first, last in block.pieces:
@@ -180,33 +166,19 @@ class _PlacedBlock:
     def measure(self, flat: list[Tensor], counts: Tensor | None) -> None:
         work, scratch = self._work, self._scratch
         nonzero, total, absolute, squares, fourths, scale, low, high = self._found
-        values = self._values(flat)
+        self._copy(flat)
         if counts is not None:
-            self._count_buckets(values, counts)
-        torch.amin(values, 1, out=low)
-        torch.amax(values, 1, out=high)
-        if self.careful:
-            self._set_nonfinite_aside(low, high)
-            torch.sum(torch.sign(work, out=scratch).abs_(), 1, out=nonzero)
-            _scale_for(torch.maximum(high, -low), scale)
-            work.mul_(scale[:, None])
-        else:
-            scale.fill_(1.0)
-            self._leave_padding_out(low, high)
-        torch.sum(values, 1, out=total)
-        torch.abs(values, out=work)
-        torch.sum(work, 1, out=absolute)
-        if not self.careful:
-            self._count_nonzero(nonzero)
+            self._count_buckets(counts)
+        self._set_nonfinite_aside(low, high)
+        torch.sum(torch.sign(work, out=scratch).abs_(), 1, out=nonzero)
+        _scale_for(torch.maximum(high, -low), scale)
+        torch.sum(work.mul_(scale[:, None]), 1, out=total)
+        torch.sum(work.abs_(), 1, out=absolute)
         torch.sum(work.square_(), 1, out=squares)
         torch.sum(work.square_(), 1, out=fourths)
 
-    def _values(self, flat: list[Tensor]) -> Tensor:
-        """The block's values, [chunks, width]: the tensor itself where it can be read as it lies, else a copy."""
-        tensor, first, last = self._pieces[0]
-        source = flat[tensor]
-        if self._is_one_piece and not self.careful and source.dtype is self._work.dtype and source.is_contiguous():
-            return source[first:last].view(self._work.shape)
+    def _copy(self, flat: list[Tensor]) -> None:
+        """The block's values into the workspace, [chunks, width]."""
         if len(self._tails):
             self._work.index_fill_(0, self._tails, 0)
         sources = []
@@ -214,20 +186,6 @@ class _PlacedBlock:
             source = flat[tensor]
             sources.append(source if source.numel() == last - first else source[first:last])
         torch._foreach_copy_(self._targets, sources)
-        return self._work
-
-    def _count_nonzero(self, nonzero: Tensor) -> None:
-        """Of the absolute values in the workspace. That there are no zeros at all is seen in one pass, on the CPU."""
-        if not len(self._tails) and float(self._work.amin()) > 0:
-            nonzero.fill_(self._work.shape[1])
-        else:
-            torch.sum(torch.sign(self._work, out=self._scratch), 1, out=nonzero)
-
-    def _leave_padding_out(self, low: Tensor, high: Tensor) -> None:
-        if len(self._tails):
-            tails = self._work[self._tails]
-            low[self._tails] = tails.masked_fill(self._padding, torch.inf).amin(1)
-            high[self._tails] = tails.masked_fill_(self._padding, -torch.inf).amax(1)
 
     def _set_nonfinite_aside(self, low: Tensor, high: Tensor) -> None:
         """Counts NaN, +Inf and -Inf and sets them to zero; extremes are those of the finite values."""
@@ -241,8 +199,8 @@ class _PlacedBlock:
         torch.amax(work.masked_fill(unknown, -torch.inf), 1, out=high)
         work.masked_fill_(bad, 0)
 
-    def _count_buckets(self, work: Tensor, counts: Tensor) -> None:
-        single = work
+    def _count_buckets(self, counts: Tensor) -> None:
+        work = single = self._work
         if work.dtype is torch.float64:  # too large for float32 is not infinite: the last finite bucket takes it
             limit = torch.finfo(torch.float32).max
             single = torch.where(work.isinf(), work, work.clamp(-limit, limit)).float()

@@ -1,0 +1,209 @@
+"""Measuring rows by Triton: one launch for all tensors of a list, and clipping by their norm in the same pass.
+
+Where the tensors lie and how they are cut into chunks stands in tables on the device, made once and made again only
+when tensors move or change. Nothing here waits for the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from holter.statistics import histogram, triton_kernels
+from holter.statistics.device_rows import DeviceRows, sent
+from holter.statistics.rows import COLUMNS
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)  # in the order of the kernels' kinds
+_CODES = {dtype: code for code, dtype in enumerate(DTYPES)}
+# What float32 cannot hold exactly is measured in float64, the rest of the other dtypes in float32.
+_WIDE = (torch.int32, torch.int64, torch.uint32, torch.uint64)
+_ALIGNMENT = 16  # bytes, of the widest load
+_REMEMBERED_TABLES = 8  # lists that keep changing must not make the cache grow
+_STRIDE = 16  # columns of a partial row in memory, as in the kernels
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How the kernels cut their work: a tile is lines x width elements, a chunk so many tiles."""
+
+    lines: int = 16
+    width: int = 1024
+    tiles: int = 4
+    warps: int = 4
+    # Buckets are counted by programs of their own, several a chunk.
+    parts: int = 8
+    counted: int = 512
+    counting_warps: int = 4
+    sample: int = 8  # of large tensors one block in so many is counted; 1 counts all
+
+    @property
+    def chunk(self) -> int:
+        return self.lines * self.width * self.tiles
+
+
+class TritonRows:
+    """Measures lists of tensors again and again, and clips them by the norm that was found."""
+
+    def __init__(self, shape: Shape | None = None) -> None:
+        self._shape = shape or Shape()
+        self._tables: dict[object, _Tables] = {}
+
+    def measure(self, tensors: Sequence[Tensor], histograms: bool) -> DeviceRows:
+        """One row a tensor, in their order. Their values may be read until the device has done it."""
+        flat = [_readable(tensor) for tensor in tensors]
+        return self._tables_for(flat).measure(histograms)
+
+    def can_clip(self, tensors: Sequence[Tensor]) -> bool:
+        """Whether all of these can be scaled where they lie."""
+        kinds = {(type(tensor), tensor.dtype, tensor.device, tensor.layout) for tensor in tensors}
+        return (
+            len({device for _, _, device, _ in kinds}) == 1
+            and all(kind is Tensor and dtype in _CODES and layout is torch.strided for kind, dtype, _, layout in kinds)
+            and all(map(_is_dense, tensors))
+        )
+
+    def measure_and_clip(
+        self, tensors: Sequence[Tensor], max_norm: float, histograms: bool
+    ) -> tuple[DeviceRows, Tensor]:
+        """The rows of these tensors, which are then scaled down to this norm, and the norm they had, in float32."""
+        tables = self._tables_for(tensors)
+        rows = tables.measure(histograms)
+        norm = tables.clip(rows, max_norm)
+        for tensor in tensors:  # autograd must know that they were written to
+            torch.autograd.graph.increment_version(tensor)
+        return rows, norm
+
+    def prepare(self, dtypes: set[torch.dtype], device: torch.device) -> None:
+        """Has everything compiled that tensors of these dtypes will need."""
+        tensors = [torch.zeros(16, dtype=dtype, device=device) for dtype in dtypes if dtype in _CODES]
+        if tensors:
+            self.measure_and_clip(tensors, 1.0, histograms=True)
+
+    def _tables_for(self, tensors: Sequence[Tensor]) -> _Tables:
+        sizes = [tensor.numel() for tensor in tensors]
+        dtypes = [tensor.dtype for tensor in tensors]
+        addresses = [tensor.data_ptr() for tensor in tensors]
+        device = tensors[0].device if tensors else torch.device("cpu")
+        makes = (*sizes, *dtypes, device)
+        tables = self._tables.get(makes)
+        if tables is None or not tables.suits(addresses):
+            if len(self._tables) >= _REMEMBERED_TABLES:
+                self._tables.clear()
+            heads = [_head(address) for address in addresses]
+            tables = self._tables[makes] = _Tables(sizes, dtypes, heads, device, self._shape)
+        tables.move_to(addresses)
+        return tables
+
+
+def _head(address: int) -> int:
+    """The bytes before the first boundary."""
+    return -address % _ALIGNMENT
+
+
+def _readable(tensor: Tensor) -> Tensor:
+    """The tensor itself where its memory can be read from end to end in a dtype of the kernels, else a copy."""
+    if tensor.dtype not in _CODES:
+        tensor = tensor.to(torch.float64 if tensor.dtype in _WIDE else torch.float32)
+    if tensor.is_neg():
+        tensor = tensor.resolve_neg()
+    return tensor if _is_dense(tensor) else tensor.contiguous()
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    """Whether its elements fill one stretch of memory, in whatever order: rows do not ask for it."""
+    if tensor.is_contiguous():
+        return True
+    reach = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1:
+            if stride != reach:
+                return False
+            reach *= size
+    return True
+
+
+class _Tables:
+    """Where the tensors of one make lie and which chunks they have, on the device."""
+
+    def __init__(
+        self, sizes: list[int], dtypes: list[torch.dtype], heads: list[int], device: torch.device, shape: Shape
+    ) -> None:
+        self._shape, self._device, self._tensors, self._heads = shape, device, len(sizes), heads
+        starts, lengths, tensor_of, first = [], [], [], [0]
+        for tensor, (size, dtype, head) in enumerate(zip(sizes, dtypes, heads, strict=True)):
+            for start, stop in cut(size, head // dtype.itemsize, shape.chunk):
+                starts.append(start)
+                lengths.append(stop - start)
+                tensor_of.append(tensor)
+            first.append(len(starts))
+        codes = [_CODES[dtype] for dtype in dtypes]
+        self._kinds = sum(1 << code for code in set(codes))
+        # A bucket of a tensor this large might not fit into 32 bits.
+        self._count_dtype = torch.int64 if any(size >= 2**31 for size in sizes) else torch.int32
+        self._chunks = len(starts)
+        self._first, self._starts = sent(first, device), sent(starts, device)
+        self._codes, self._tensor_of, self._lengths = (
+            sent(table, device).int() for table in (codes, tensor_of, lengths)
+        )
+        self._partials = torch.empty(len(starts), _STRIDE, dtype=torch.float64, device=device)
+        self._addresses: list[int] = []
+        self._address_table = torch.empty(0)
+
+    def suits(self, addresses: list[int]) -> bool:
+        """Whether tensors at these addresses are cut as these are."""
+        return addresses == self._addresses or list(map(_head, addresses)) == self._heads
+
+    def move_to(self, addresses: list[int]) -> None:
+        if addresses != self._addresses:
+            self._addresses = addresses
+            self._address_table = sent(addresses, self._device)
+
+    def measure(self, histograms: bool) -> DeviceRows:
+        rows = torch.empty(self._tensors, len(COLUMNS), dtype=torch.float64, device=self._device)
+        counts, shape = None, self._shape
+        if histograms:
+            counts = torch.zeros(self._tensors, histogram.SIZE, dtype=self._count_dtype, device=self._device)
+        with _current(self._device):
+            if self._chunks:
+                triton_kernels.measure_chunks[(self._chunks,)](
+                    *self._chunk_tables(), self._partials,
+                    KINDS=self._kinds, LINES=shape.lines, WIDTH=shape.width, TILES=shape.tiles, num_warps=shape.warps,
+                )  # fmt: skip
+            if self._tensors:
+                triton_kernels.add_chunks[(self._tensors,)](self._partials, self._first, rows, BLOCK=256, num_warps=8)
+            if self._chunks and counts is not None:
+                triton_kernels.count_chunks[(self._chunks, shape.parts)](
+                    *self._chunk_tables(), self._partials, self._first, counts,
+                    KINDS=self._kinds, WHOLE=shape.chunk, PARTS=shape.parts, BLOCK=shape.counted,
+                    SAMPLE=shape.sample, num_warps=shape.counting_warps,
+                )  # fmt: skip
+        return DeviceRows(rows, counts)
+
+    def clip(self, rows: DeviceRows, max_norm: float) -> Tensor:
+        norm, coefficient = torch.empty(2, dtype=torch.float32, device=self._device).unbind()
+        with _current(self._device):
+            triton_kernels.total_norm[(1,)](
+                rows.values, self._tensors, float(max_norm), norm, coefficient, BLOCK=256
+            )  # fmt: skip
+            triton_kernels.scale_chunks[(self._chunks,)](
+                *self._chunk_tables(), coefficient, KINDS=self._kinds, BLOCK=1024
+            )  # fmt: skip
+        return norm
+
+    def _chunk_tables(self) -> tuple[Tensor, ...]:
+        return self._address_table, self._codes, self._tensor_of, self._starts, self._lengths
+
+
+def cut(size: int, head: int, chunk: int) -> list[tuple[int, int]]:
+    """The chunks of a tensor as (start, stop): after what lies before the first boundary, each starts on one."""
+    head = min(head, size)
+    pieces = [(0, head)] if head else []
+    return pieces + [(start, min(start + chunk, size)) for start in range(head, size, chunk)]
+
+
+def _current(device: torch.device) -> torch.cuda.device | torch.no_grad:
+    """Triton launches on the current device, whatever device its arguments are on."""
+    return torch.cuda.device(device) if device.type == "cuda" else torch.no_grad()
