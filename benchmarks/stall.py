@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 import holter
+from benchmarks.watched import thread_seconds
 from holter.journal import Journal
 
 
@@ -31,11 +32,11 @@ def own_milliseconds(steps: int, run: Path, budget: float | None) -> tuple[np.nd
     for _ in range(steps):
         loss = model(torch.randn(32, 64)).square().mean()
         loss.backward()
-        before = monitor._budget.spent - monitor._writer_seconds  # the writer's own time is not the training thread's
+        before = thread_seconds(monitor)
         optimizer.step()
         optimizer.zero_grad()
         monitor.log(loss=loss)
-        taken.append(monitor._budget.spent - monitor._writer_seconds - before)
+        taken.append(thread_seconds(monitor) - before)
     dropped = monitor.dropped
     monitor.close()
     return 1e3 * np.array(taken[100:]), dropped

@@ -95,5 +95,5 @@ def leave_idle_time_out(monitor: holter.Monitor) -> None:
 
 
 def thread_seconds(monitor: holter.Monitor) -> float:
-    """What a monitor has taken of the training thread; the writing thread's own time is left out."""
-    return monitor._budget.spent - monitor._writer_seconds
+    """What a monitor has taken of the training thread."""
+    return monitor._thread_seconds

@@ -66,9 +66,10 @@ class Background(Generic[Item]):
         if os.getpid() != self._process:
             return False
         with self._changed:
-            # What is larger than the bound still gets through an empty queue: it would never fit otherwise.
-            full = len(self._queue) >= self._most_items or (self._queue and self._bytes + size > self._most_bytes)
-            if self._closing or full:
+            # What is larger than the bound must get through some time: it may be the first, and then does not count.
+            first = self._queue[0][1] if self._queue else size
+            waiting = self._bytes + size - (first if first > self._most_bytes else 0)
+            if self._closing or len(self._queue) >= self._most_items or waiting > self._most_bytes:
                 self.dropped += 1
                 return False
             self._queue.append((item, size))

@@ -1,14 +1,15 @@
 """What monitoring costs, and how often it may measure so that it stays below the user's share of the step time.
 
 A purse: every second of training earns `share` seconds, every measurement spends what it took, and one that the
-purse cannot pay for is left out. A run starts with an allowance, so short runs are seen whole; over any longer
-stretch measuring costs less than allowance + share x time. What every step needs, a record of its scalars, is spent
-from the same purse but never left out: where steps are very short, that alone may exceed the share.
+purse cannot pay for is left out. A run starts with an advance, so that short runs are seen whole, and what it earns
+first pays that back: measuring costs no more than the advance, or than the share of the time where that is more.
+What every step needs, a record of its scalars, is spent from the same purse but never left out: where steps are very
+short, that alone may exceed the share.
 """
 
 from __future__ import annotations
 
-ALLOWANCE_SECONDS = 1.0
+ADVANCE_SECONDS = 0.25
 _SMOOTHING = 0.2  # weight of the newest cost in the expected one
 
 
@@ -17,7 +18,8 @@ class Budget:
 
     def __init__(self, share: float | None) -> None:
         self.share = share
-        self._purse = ALLOWANCE_SECONDS if share else 0.0
+        self._purse = ADVANCE_SECONDS if share else 0.0
+        self._owed = self._purse  # of the advance
         self._expected: dict[str, float] = {}
         self.elapsed = 0.0
         self.spent = 0.0
@@ -25,7 +27,10 @@ class Budget:
     def earn(self, seconds: float) -> None:
         """Training time that went by. The purse is capped: a pause is no reason for a spending spree."""
         self.elapsed += seconds
-        self._purse = min(self._purse + (self.share or 0.0) * seconds, ALLOWANCE_SECONDS)
+        earned = (self.share or 0.0) * seconds
+        paid = min(earned, self._owed)
+        self._owed -= paid
+        self._purse = min(self._purse + earned - paid, ADVANCE_SECONDS)
 
     def spend(self, seconds: float) -> None:
         self.spent += seconds

@@ -35,9 +35,12 @@ class _Gradients:
     """Gradients as they were read: names, ids of parameters and rows, a part a device; and the clip, if it was one."""
 
     at: str
-    parts: list[tuple[list[str], list[int], DeviceRows]]
+    parts: list[tuple[list[str], list[int], DeviceRows]] = field(default_factory=list)
     clip: dict[str, float | Tensor] = field(default_factory=dict)
     used_by: set[int] = field(default_factory=set)  # optimizers whose step they have been recorded with
+
+    def add(self, owners: Mapping[str, int], parts: list[tuple[list[str], DeviceRows]]) -> None:
+        self.parts += [(names, [owners[name] for name in names], rows) for names, rows in parts]
 
     def held(self, ids: set[int]) -> list[RoleRows]:
         """The rows of these parameters."""
@@ -74,6 +77,10 @@ class Collector:
         self._gradients: _Gradients | None = None  # read for the step that comes
         # What the last step was told under each name; None before the first step.
         self._logged_last: dict[str, list[float | Tensor]] | None = None
+        self._clips = True  # whether gradients can be clipped where they are measured, as far as is known
+        # The device has not even come to what was measured in the step that is over here: it has work for a while, and
+        # what this thread does meanwhile does not make the training any longer.
+        self.is_hidden = False
         self._timers: list[DeviceTimer] = []  # of what was measured since the last step
         self._forward_since_step = False
         self._forwards_are_visible = False
@@ -151,25 +158,31 @@ class Collector:
     def read_gradients(self, at: str, optimizer: Optimizer | None = None) -> None:
         """Measures the gradients as they are now: those of an optimizer's parameters, or all that the model has."""
         kind = "gradient" if optimizer is None else f"gradient {id(optimizer)}"
-        parts = []
+        self._gradients = _Gradients(at)
         if self._is_wanted(kind, self._settings.every):
             owners, tensors = self._gradients_of(optimizer)
-            parts = self._measure(kind, list(owners), tensors)
-        self._gradients = _Gradients(at, [(names, [owners[n] for n in names], rows) for names, rows in parts])
+            self._gradients.add(owners, self._measure(kind, list(owners), tensors))
 
     def clip(self, max_norm: float) -> Tensor | None:
-        """Measures and clips all gradients in one pass and returns their norm; None where only torch can clip them.
+        """Measures all gradients and clips them in the same pass; returns their norm, or None if torch must clip them.
 
-        The pass is made at every step, due or not: what a training computes must not depend on what is recorded.
+        The pass is made at every step, wanted or not: what a training computes must not depend on what is recorded.
         """
-        owners, tensors = self._gradients_of(None)
-        if not self._measurer.can_clip(tensors):
-            return None
+        self._gradients = _Gradients("clip")
         is_wanted = self._is_wanted("gradient", self._settings.every)
+        if not is_wanted and not self._clips:
+            return None
+        owners, tensors = self._gradients_of(None)
+        self._clips = self._measurer.can_clip(tensors)
+        if not self._clips:
+            if is_wanted:
+                self._gradients.add(owners, self._measure("gradient", list(owners), tensors))
+            return None
         histograms = is_wanted and self._wants_histogram("gradient")
         with self._account("gradient", histograms, tensors):
             rows, norm = self._measurer.measure_and_clip(tensors, max_norm, histograms=histograms)
-        self._gradients = _Gradients("clip", [(list(owners), list(owners.values()), rows)] if is_wanted else [])
+        if is_wanted:
+            self._gradients.add(owners, [(list(owners), rows)])
         self.clipped(norm, max_norm, 2.0)
         return norm.to(functools.reduce(torch.promote_types, {tensor.dtype for tensor in tensors}))  # as torch's is
 
@@ -276,6 +289,8 @@ class Collector:
             self._describe(draft, optimizer, scaler, skipped)
         finally:  # whatever could be collected is kept, and a step is counted once
             draft.step, draft.time = self.step, time.time()
+            if self._timers:
+                self.is_hidden = not self._timers[-1].has_begun()
             draft.timers, self._timers = self._timers, []
             self._logged_last = logged
             self._forwards_are_visible, self._forward_since_step = self._forward_since_step, False

@@ -77,8 +77,8 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 def _contained(purpose: str) -> Callable[[Method], Method]:
     """For what the training thread calls: our own failure is kept as a problem and never reaches the training.
 
-    What failed, is closed or was inherited by a forked worker returns None. The time it takes is charged to the
-    budget.
+    What failed, is closed, was inherited by a forked worker or would become part of a CUDA graph returns None. The
+    time it takes is charged to the budget.
     """
 
     def wrap(method: Method) -> Method:
@@ -87,9 +87,13 @@ def _contained(purpose: str) -> Callable[[Method], Method]:
             if self._closed or os.getpid() != self._process:
                 return None
             with self._problems.contained(purpose):
+                if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+                    raise Complaint("it would become part of a CUDA graph; the graph's replays are not observed")
                 started = time.perf_counter()
                 result = method(self, *args, **kwargs)
-                self._budget.spend(time.perf_counter() - started)
+                seconds = time.perf_counter() - started
+                self._thread_seconds += seconds
+                self._budget.spend(self._visible(seconds))
                 return result
             return None
 
@@ -129,7 +133,8 @@ class Monitor:
             self._writer = Writer(self.path, rank, info, sinks, self._problems.add)
         except OSError as error:
             raise cannot_write(self.path, error) from error
-        self._writer_seconds = 0.0
+        self._thread_seconds = 0.0  # of the training thread
+        self._writer_seconds = self._device_seconds = 0.0  # that are charged to the budget
         self._layers = Layers(model)
         self._collector = Collector(self._layers, settings, self._budget, self._writer.post, self._problems)
         self._capture = Capture(model, optimizers, scaler, self, self._problems)
@@ -164,7 +169,8 @@ class Monitor:
 
     @property
     def cost(self) -> float:
-        """The share of the training time that monitoring has taken so far."""
+        """The share of the training time that monitoring has taken so far, on the device and, where the device has to
+        wait for it, on the processor."""
         return self._budget.spent / max(self._budget.elapsed, 1e-9)
 
     @property
@@ -209,10 +215,11 @@ class Monitor:
         if model is None:
             raise RuntimeError("the model that this monitor watched is gone: there is nothing to clip")
         if norm_type == 2.0 and not error_if_nonfinite and isinstance(max_norm, int | float):
-            norm: Tensor | None = self._clip_in_one_pass(max_norm)
-            if norm is not None:
-                return norm
-        self._read_gradients_at_clip()
+            found: Tensor | None = self._clip_in_one_pass(max_norm)
+            if found is not None:
+                return found
+        else:
+            self._read_gradients_at_clip()
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm, norm_type, error_if_nonfinite, foreach)
         self._note_clip(norm, max_norm, norm_type)
         return norm
@@ -270,14 +277,16 @@ class Monitor:
     def step_raised(self) -> None:
         self._collector.forget_gradients()
 
+    def _visible(self, seconds: float) -> float:
+        """What so much time of the processor adds to the training."""
+        return 0.0 if self._collector.is_hidden else seconds
+
     # Guarded pieces: a failure in one does not keep the next from running -------------------------------------
 
     @_contained("clip in one pass")
     def _clip_in_one_pass(self, max_norm: float) -> Tensor | None:
-        norm = self._collector.clip(max_norm)
-        if norm is not None:
-            self._warn_of_scaled_gradients()
-        return norm
+        self._warn_of_scaled_gradients()
+        return self._collector.clip(max_norm)
 
     @_contained("read the gradients at the clip")
     def _read_gradients_at_clip(self) -> None:
@@ -305,9 +314,9 @@ class Monitor:
 
     @_contained("record a step")
     def _finish_step(self, optimizer: Optimizer, skipped: bool) -> None:
-        seconds = self._writer.seconds
-        self._budget.spend(seconds - self._writer_seconds)
-        self._writer_seconds = seconds
+        seconds, on_device = self._writer.seconds, self._writer.device_seconds
+        self._budget.spend(self._visible(seconds - self._writer_seconds) + on_device - self._device_seconds)
+        self._writer_seconds, self._device_seconds = seconds, on_device
         self._problems.step = self.step
         self._collector.finish(optimizer, self._scaler(), skipped=skipped)
 

@@ -78,6 +78,10 @@ class DeviceTimer:
         self._ended.record(torch.cuda.current_stream(self._device))
         return self
 
+    def has_begun(self) -> bool:
+        """Whether the device has come to this stretch."""
+        return bool(self._began.query())
+
     def seconds(self) -> float | None:
         """None while the device is at it."""
         return 1e-3 * self._began.elapsed_time(self._ended) if self._ended.query() else None

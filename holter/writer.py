@@ -64,7 +64,7 @@ class Writer:
             self._open_journal(directory)
         self._fanout = Fanout(sinks, lambda sink, error: report(f"write to {type(sink).__name__}", error))
         self._sinks: Background[Task] | None = None
-        self._device_seconds = 0.0
+        self.device_seconds = 0.0  # that measuring has taken on the devices, as far as is known
         if sinks:
             self._sinks = Background(_call, partial(report, "write to sinks"), name="holter-sinks")
         self._background: Background[Task] = Background(
@@ -82,9 +82,8 @@ class Writer:
 
     @property
     def seconds(self) -> float:
-        """Taken by writing, and on the devices by measuring, as far as it is known."""
-        sinks = self._sinks.seconds if self._sinks is not None else 0.0
-        return self._background.seconds + sinks + self._device_seconds
+        """Processor time that writing has taken."""
+        return self._background.seconds + (self._sinks.seconds if self._sinks is not None else 0.0)
 
     def post(self, draft: Draft) -> None:
         self._has_records = True
@@ -134,7 +133,7 @@ class Writer:
         if self._built is None or self._built[0] is not draft:
             dropped = self.dropped
             self._built = draft, draft.record({"dropped": float(dropped)} if dropped else {})
-            self._device_seconds += draft.device_seconds()
+            self.device_seconds += draft.device_seconds()
         record = self._built[1]
         pause = self._append(record)
         if pause is None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 
-os.environ["TRITON_INTERPRET"] = "1"  # before anyone imports Triton: its kernels run here without a GPU
-
 import pytest
 import torch
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # before anyone imports Triton: its kernels then run on the CPU
 
 
 @pytest.fixture(autouse=True, scope="session")

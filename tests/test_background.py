@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from holter.background import Background
+from holter.background import Background, Soon
 
 PATIENCE = 20.0
 
@@ -134,9 +134,8 @@ def test_what_is_larger_than_the_bound_gets_through_an_empty_queue(worker: Worke
     worker.hang()
     background = start(worker, most_bytes=100)
     assert background.post("huge", 1000)
-    assert not background.post("small", 1)  # but nothing fits beside it
+    assert background.post("small", 1) and not background.post("another", 100)  # beside it there is room as ever
     worker.gate.set()
-    assert background.flush(PATIENCE) and background.post("small", 1)
     assert background.close(PATIENCE) == 0 and worker.done == ["huge", "small"]
 
 
@@ -284,7 +283,7 @@ def test_idle_is_called_now_and_then_and_outside_the_lock(worker: Worker) -> Non
 
 FORKED = """
 import os, sys, threading
-from holter.background import Background
+from holter.background import Background, Soon
 done, gate, begun = [], threading.Event(), threading.Event()
 def work(item):
     begun.set()
@@ -326,3 +325,24 @@ def test_a_forked_child_does_nothing_and_never_hangs(how: str) -> None:
 def test_a_child_that_does_not_know_it_is_one_is_noticed() -> None:
     """P14: the planted twin: the process number says the same in both."""
     assert forked(UNAWARE + FORKED.replace("20.0)", "0.1)"), "free") == "7 True"
+
+
+def test_a_post_is_a_reason_to_try_again_what_may_wait() -> None:
+    """Results of a device are looked for when the next step is posted, or when someone waits; not again and again."""
+    tried = [threading.Event() for _ in range(3)]
+    left = iter(tried)
+
+    def work(item: object) -> float | None:
+        event = next(left, None) if item == "results" else None
+        if event is None:
+            return None
+        event.set()
+        return Soon(10 * PATIENCE)
+
+    background: Background[object] = Background(work, lambda error: None, name="test")
+    background.post("results")
+    assert tried[0].wait(PATIENCE) and not tried[1].wait(0.05)
+    background.post("next")
+    assert tried[1].wait(PATIENCE)
+    assert background.flush(PATIENCE) and tried[2].is_set()  # who waits for the end is not kept waiting
+    assert background.close(PATIENCE) == 0

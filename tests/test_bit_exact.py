@@ -61,15 +61,16 @@ def test_the_comparison_sees_a_monitor_that_draws_one_random_number(monkeypatch:
 
 def test_the_comparison_sees_a_gradient_changed_in_its_last_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     """P2, planted fault: a monitor that touches what it measures."""
-    honest = Collector.read_gradients
+    honest = Collector._measure
 
-    def touches(self: Collector, at: str, held: set[int] | None = None) -> None:
-        honest(self, at, held)
+    def touches(self: Collector, *args: Any) -> Any:
+        rows = honest(self, *args)
         for parameter in self._layers.current()[1]:
             if parameter.grad is not None:
                 parameter.grad.mul_(1 + 2**-23)
+        return rows
 
-    monkeypatch.setattr(Collector, "read_gradients", touches)
+    monkeypatch.setattr(Collector, "_measure", touches)
     plain, _ = _train("mlp", 0, watched=False, steps=5)
     watched, _ = _train("mlp", 0, watched=True, steps=5)
     assert "0.weight" in differences(plain, watched)

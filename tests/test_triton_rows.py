@@ -20,6 +20,8 @@ from holter.statistics.measure import Measurer
 from holter.statistics.rows import COLUMNS, Rows
 from tests.rows_contract import CASES, complaints, mixed, normal
 
+if torch.cuda.is_available():
+    pytest.skip("where there is a GPU, test_cuda.py runs the kernels on it", allow_module_level=True)
 triton_kernels = pytest.importorskip("holter.statistics.triton_kernels", reason="Triton is for Linux only")
 triton_rows = pytest.importorskip("holter.statistics.triton_rows")
 

@@ -1,0 +1,210 @@
+"""On a GPU: the kernels pass the contract, nothing waits for the device, and the clip is torch's."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import holter
+from holter.statistics.histogram import Histograms
+from holter.statistics.measure import Measurer
+from holter.statistics.rows import Rows
+from tests.rows_contract import CASES, complaints, normal
+
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+    pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta state"),
+]
+
+Clip = Callable[[holter.Monitor, nn.Module], Tensor]
+
+
+def on_host(measurer: Measurer, tensors: list[Tensor]) -> Rows:
+    rows = measurer.measure([tensor.cuda() for tensor in tensors], histograms=True)
+    assert rows.histograms is not None
+    return Rows(rows.values.cpu().numpy(), Histograms.from_dense(rows.histograms.cpu().numpy()))
+
+
+@pytest.mark.parametrize("by", ["kernels", "plain torch"])
+@pytest.mark.parametrize("kind", CASES)
+def test_both_backends_pass_the_contract(kind: str, by: str) -> None:
+    measurer = Measurer(sample=1)
+    measurer._may_fuse = by == "kernels"
+    tensors = list(CASES[kind]())
+    assert complaints(tensors, on_host(measurer, tensors)) == []
+    assert (measurer._fused is not None) == (by == "kernels")
+
+
+def test_measuring_again_gives_the_same_bits_with_and_without_histograms() -> None:
+    tensors = [normal(3_000_000).cuda(), normal(900, 77).cuda(), normal(50_000).bfloat16().cuda()]
+    first = Measurer().measure(tensors).values
+    for histograms in (False, True, True, False):
+        assert torch.equal(first, Measurer().measure(tensors, histograms=histograms).values)
+
+
+BASE = nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 10))
+STEPS = 30
+
+
+def train(clip: Clip, **options: Any) -> tuple[nn.Module, Tensor, holter.Monitor]:
+    torch.manual_seed(0)
+    model = copy.deepcopy(BASE).cuda()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    norms = []
+    with holter.watch(model, optimizer, run=False, **options) as monitor:
+        for _ in range(STEPS):
+            inputs = torch.randn(32, 64, device="cuda")
+            loss = model(inputs).square().mean()
+            loss.backward()
+            norms.append(clip(monitor, model))
+            optimizer.step()
+            optimizer.zero_grad()
+            monitor.log(loss=loss, inputs=inputs)
+    return model, torch.stack(norms), monitor
+
+
+def own_clip(monitor: holter.Monitor, model: nn.Module) -> Tensor:
+    return monitor.clip_grad_norm_(0.1)
+
+
+def torchs_clip(monitor: holter.Monitor, model: nn.Module) -> Tensor:
+    return torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+
+
+def are_equal(first: nn.Module, second: nn.Module) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
+
+
+def test_what_is_computed_does_not_depend_on_what_is_recorded() -> None:
+    """P2: the clip gives the same bits with everything recorded, with nothing, and in between."""
+    model, norms, monitor = train(own_clip, budget=None, histograms=1, weights=1)
+    for options in ({"budget": 0.0}, {"budget": None}, {"every": 7}, {"histograms": None}):
+        other, other_norms, _ = train(own_clip, **options)
+        assert are_equal(model, other) and torch.equal(norms, other_norms)
+    steps, _, rows = monitor.history.series("gradient", "norm")
+    assert len(steps) == STEPS and monitor.findings == ()
+    recorded = monitor.history.scalar("gradient_norm")[1]
+    assert recorded == pytest.approx(norms.tolist(), rel=1e-6) and (rows**2).sum(1) == pytest.approx(recorded**2)
+
+
+def test_the_clip_is_torchs() -> None:
+    model, norms, monitor = train(own_clip)
+    theirs, their_norms, _ = train(torchs_clip)
+    assert torch.allclose(norms, their_norms, rtol=1e-6)
+    for ours, other in zip(model.parameters(), theirs.parameters(), strict=True):
+        assert torch.allclose(ours, other, rtol=1e-4, atol=1e-5)
+    clipped = monitor.history.scalar("gradient_norm_clipped")[1]
+    assert (clipped <= 0.1 + 1e-6).all() and clipped.min() == pytest.approx(0.1, rel=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+def test_the_norm_comes_back_as_torch_gives_it(dtype: torch.dtype) -> None:
+    model = nn.Linear(300, 300).cuda().to(dtype)
+    with holter.watch(model, torch.optim.SGD(model.parameters(), lr=1.0), run=False) as monitor:
+        gradients = [torch.randn_like(parameter) for parameter in model.parameters()]
+        norms = []
+        for clip in (monitor.clip_grad_norm_, lambda size: torch.nn.utils.clip_grad_norm_(model.parameters(), size)):
+            for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+                parameter.grad = gradient.clone()
+            norms.append(clip(1e9))
+    assert norms[0].dtype == norms[1].dtype == dtype and norms[0].device.type == "cuda"
+    assert torch.allclose(
+        norms[0].double(), norms[1].double(), rtol={torch.bfloat16: 1e-2, torch.float16: 2e-3}.get(dtype, 1e-6)
+    )
+
+
+@pytest.fixture
+def _no_waits() -> Iterator[None]:
+    yield
+    torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.usefixtures("_no_waits")
+def test_nothing_waits_for_the_device() -> None:
+    """P5: with everything measured every other step; the planted fault is one .item()."""
+    model = copy.deepcopy(BASE).cuda()
+    optimizer = torch.optim.AdamW(model.parameters())
+    inputs = torch.randn(32, 64, device="cuda")
+    with holter.watch(model, optimizer, run=False, budget=None, histograms=2, weights=2) as monitor:
+        for step in range(40):
+            if step == 10:
+                torch.cuda.set_sync_debug_mode("error")
+            loss = model(inputs).square().mean()
+            loss.backward()
+            monitor.clip_grad_norm_(1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+            monitor.log(loss=loss, inputs=inputs)
+        with pytest.raises(RuntimeError, match="synchroniz"):
+            loss.item()
+        torch.cuda.set_sync_debug_mode("default")
+        assert monitor.findings == ()
+    assert len(monitor.history.scalar("loss")[0]) == 40
+
+
+def test_kernels_that_fail_are_replaced_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    from holter.statistics import triton_rows
+
+    monkeypatch.setattr(triton_rows.TritonRows, "measure", lambda *_: 1 / 0)
+    monkeypatch.setattr(triton_rows.TritonRows, "prepare", lambda *_: None)
+    model = copy.deepcopy(BASE).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with holter.watch(model, optimizer, run=False, budget=None) as monitor:
+        for _ in range(3):
+            model(torch.ones(2, 64, device="cuda")).sum().backward()
+            optimizer.step()
+    assert len(monitor.history.series("gradient", "norm")[0]) == 3
+    assert [finding.cause for finding in monitor.findings] == ["monitor-degraded"]
+
+
+def test_a_captured_step_is_left_alone() -> None:
+    """A CUDA graph holds the training's work only, the clip is torch's, and a finding says what is not seen."""
+    model = copy.deepcopy(BASE).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    inputs = torch.randn(32, 64, device="cuda")
+    with holter.watch(model, optimizer, run=False) as monitor:
+
+        def step() -> None:
+            optimizer.zero_grad(set_to_none=False)
+            model(inputs).square().mean().backward()
+            monitor.clip_grad_norm_(0.1)
+            optimizer.step()
+
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(3):
+                step()
+        torch.cuda.current_stream().wait_stream(stream)
+        before = model[0].weight.detach().clone()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            step()
+        graph.replay()
+        torch.cuda.synchronize()
+        assert not torch.equal(before, model[0].weight)
+        assert len(monitor.history.scalar("step_time")[0]) == 3
+        assert any("CUDA graph" in str(finding) for finding in monitor.findings)
+
+
+def test_memory_does_not_grow() -> None:
+    """P4 on the device: 1,000 steps, everything measured every tenth."""
+    model = copy.deepcopy(BASE).cuda()
+    optimizer = torch.optim.AdamW(model.parameters())
+    inputs = torch.randn(32, 64, device="cuda")
+    held = []
+    with holter.watch(model, optimizer, run=False, budget=None, histograms=10, weights=10, every=10) as monitor:
+        for step in range(1100):
+            model(inputs).square().mean().backward()
+            monitor.clip_grad_norm_(1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+            if step % 1000 == 99:
+                monitor.flush(10.0)
+                held.append(torch.cuda.memory_allocated())
+    assert held[0] == held[1]
