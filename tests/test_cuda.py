@@ -99,7 +99,7 @@ def test_the_clip_is_torchs() -> None:
     for ours, other in zip(model.parameters(), theirs.parameters(), strict=True):
         assert torch.allclose(ours, other, rtol=1e-4, atol=1e-5)
     clipped = monitor.history.scalar("gradient_norm_clipped")[1]
-    assert (clipped <= 0.1 + 1e-6).all() and clipped.min() == pytest.approx(0.1, rel=1e-4)
+    assert (clipped <= 0.1 + 1e-6).all() and clipped.max() == pytest.approx(0.1, rel=1e-4)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
@@ -207,4 +207,4 @@ def test_memory_does_not_grow() -> None:
             if step % 1000 == 99:
                 monitor.flush(10.0)
                 held.append(torch.cuda.memory_allocated())
-    assert held[0] == held[1]
+    assert held[1] <= held[0]
