@@ -63,13 +63,20 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--only", choices=PARTS, help="only this part")
     parser.add_argument("--model", nargs="+", choices=MODELS, help="default: gpt2 gpt2-xl; small without a GPU")
     parser.add_argument("--dtype", nargs="+", choices=observation.DTYPES, default=list(observation.DTYPES))
-    parser.add_argument("--rounds", type=int, help="of every part (default 50, 24 blocks of steps, 40 steps)")
+    parser.add_argument("--rounds", type=_at_least_one, help="of every part (default 50, 24 blocks of steps, 40 steps)")
     parser.add_argument("--limit", type=float, default=2.0, help="seconds a contender may take of a model (default 2)")
     parser.add_argument("--batch", type=int, help="sequences in a training step (default 16; 4 of small)")
     parser.add_argument("--length", type=int, help="tokens in a sequence (default 1024; 32 of small)")
     parser.add_argument("--parameters", type=int, default=10_000, help="of the model of the part python")
     parser.add_argument("--json", type=Path, metavar="FILE", help="default: benchmarks/results/<machine>-<date>.json")
     return parser
+
+
+def _at_least_one(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError("at least 1")
+    return number
 
 
 def _plain(options: argparse.Namespace) -> dict[str, Any]:

@@ -39,8 +39,9 @@ def device_name(device: torch.device) -> str:
 
 
 def result_path(machine: str, date: str) -> Path:
+    """With day and time, so that no result replaces another."""
     name = re.sub(r"[^a-z0-9]+", "-", machine.lower()).strip("-")
-    return ROOT / "benchmarks" / "results" / f"{name}-{date[:10]}.json"
+    return ROOT / "benchmarks" / "results" / f"{name}-{date[:16].replace(':', '')}.json"
 
 
 def _version(package: str) -> str | None:

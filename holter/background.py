@@ -16,6 +16,7 @@ MOST_ITEMS = 4096
 MOST_BYTES = 64 << 20
 _PACE_SECONDS = 0.005  # between two looks at the queue
 _HURRIED_SECONDS = 0.002  # between two tries while someone waits for the end
+_LAST_SECONDS = 0.2  # before the end, in which nothing is waited for any more
 _AWAKE_SECONDS = 0.01  # without an item, after which the thread sleeps until it is woken
 
 
@@ -120,14 +121,19 @@ class Background(Generic[Item]):
                     _, size = self._queue.popleft()
                     self._bytes -= size
                     self._changed.notify_all()
-                elif not self._rest(again):
+                elif self._rest(again):
+                    continue
+                elif isinstance(again, Soon):  # what it waits for does not come in time: what comes after it may
+                    self.dropped += 1
+                    self._bytes -= self._queue.popleft()[1]
+                else:
                     return
 
     def _rest(self, again: float) -> bool:
         """Waits before another try; False where there is no time for one."""
         if isinstance(again, Soon) and (self._closing or self._flushes):
             again = Soon(min(again, _HURRIED_SECONDS))
-        if time.monotonic() + again > self._deadline:
+        if time.monotonic() + again > self._deadline - (_LAST_SECONDS if isinstance(again, Soon) else 0.0):
             return False
         if isinstance(again, Soon):
             self._asleep = True  # so that a post wakes this thread

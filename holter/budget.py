@@ -46,4 +46,5 @@ class Budget:
         """Whether a measurement of this kind may be made now."""
         if self.share is None:
             return True
-        return self.share > 0 and self._expected.get(kind, 0.0) <= self._purse
+        # What costs more than the purse can hold is bought when that is full, and paid off afterwards.
+        return self.share > 0 and min(self._expected.get(kind, 0.0), ADVANCE_SECONDS) <= self._purse

@@ -55,6 +55,12 @@ class Layers:
         self._structure: list[object] = []
         self._names: dict[int, str] = {}
 
+    def is_on_cuda(self) -> bool:
+        """Whether the model's first parameter is, without a walk."""
+        model = self._model()
+        first = next(model.parameters(), None) if model is not None else None
+        return first is not None and first.is_cuda
+
     def current(self) -> tuple[list[str], list[nn.Parameter]]:
         """Names and parameters in torch's order, each parameter once; empty when the model is gone."""
         model = self._model()

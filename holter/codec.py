@@ -79,11 +79,14 @@ class Encoder:
                 arrays[f"{place}.offsets"] = rows.histograms.offsets
                 arrays[f"{place}.buckets"] = rows.histograms.buckets
                 arrays[f"{place}.counts"] = rows.histograms.counts
+            if layer_rows.extras:
+                arrays[f"{place}.extras"] = np.stack(list(layer_rows.extras.values()))
             table = self._tables[role]
             if layer_rows.layers != table.names:
                 places = [table.place[name] for name in layer_rows.layers]
                 arrays[f"{place}.places"] = np.array(places, dtype=np.uint32)
-            roles.append({"role": role, "layers": table.number, "columns": [COLUMNS[i] for i in used]})
+            words_of = {"role": role, "layers": table.number, "columns": [COLUMNS[i] for i in used]}
+            roles.append({**words_of, "extras": list(layer_rows.extras)} if layer_rows.extras else words_of)
         words = {
             "kind": "record",
             "step": record.step,
@@ -150,7 +153,11 @@ class Decoder:
         if f"{place}.offsets" in arrays:
             parts = (arrays[f"{place}.{part}"] for part in ("offsets", "buckets", "counts"))
             histograms = _histograms(len(layers), *parts)
-        return LayerRows(layers, Rows(values, histograms))
+        extras = {}
+        if "extras" in role:
+            found = arrays[f"{place}.extras"].astype(np.float64)
+            extras = dict(zip(_names(role["extras"]), found, strict=True))
+        return LayerRows(layers, Rows(values, histograms), extras)
 
 
 # What is read may come from anyone: a name that is no text or a step that is no number must not get any further.

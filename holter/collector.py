@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
+import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +13,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from holter.budget import Budget
+from holter.cadence import Cadence
 from holter.capture import Layers, gradient_scale_of, held_by
 from holter.draft import Draft, RoleRows
 from holter.problems import Complaint, Problems
@@ -21,6 +21,7 @@ from holter.settings import Settings
 from holter.statistics.device_rows import DeviceRows, select_rows
 from holter.statistics.measure import Measurer, are_alike, unmeasurable
 from holter.transfer import DeviceTimer
+from holter.updates import Before, Completion, Updates
 
 BATCH = ("inputs", "targets")  # logged names whose tensors are measured as rows instead of read as scalars
 # Names of Holter's own; what a user logs under one of them is kept as logged/<name>.
@@ -37,6 +38,7 @@ class _Gradients:
     at: str
     parts: list[tuple[list[str], list[int], DeviceRows]] = field(default_factory=list)
     clip: dict[str, float | Tensor] = field(default_factory=dict)
+    norm_type: float | None = None  # of the clip
     used_by: set[int] = field(default_factory=set)  # optimizers whose step they have been recorded with
 
     def add(self, owners: Mapping[str, int], parts: list[tuple[list[str], DeviceRows]]) -> None:
@@ -72,16 +74,15 @@ class Collector:
         if settings.budget != 0:
             with problems.contained("prepare to measure"):
                 self._measurer.prepare(layers.current()[1])
-        self._measured_at: dict[str, int] = {}  # kind -> the last step that had it
+        self._cadence = Cadence(settings, budget)
         self._pending = Draft()
         self._gradients: _Gradients | None = None  # read for the step that comes
         # What the last step was told under each name; None before the first step.
         self._logged_last: dict[str, list[float | Tensor]] | None = None
-        self._clips = True  # whether gradients can be clipped where they are measured, as far as is known
-        # The device has not even come to what was measured in the step that is over here: it has work for a while, and
-        # what this thread does meanwhile does not make the training any longer.
-        self.is_hidden = False
-        self._timers: list[DeviceTimer] = []  # of what was measured since the last step
+        # Whether the norm of a clip, which is of all gradients, is that of what the optimizer holds; as last seen.
+        self._clips_what_is_held = True
+        self._updates: dict[tuple[int, torch.device], Updates] = {}
+        self._before: list[tuple[Updates, Before]] = []  # samples of the step that is being taken
         self._forward_since_step = False
         self._forwards_are_visible = False
         self._step_ended = time.perf_counter()
@@ -93,7 +94,12 @@ class Collector:
         self._pending = Draft()
         self._gradients = None
         self._logged_last = None
-        self._measured_at.clear()
+        self._cadence.restart(step)
+
+    @property
+    def is_hidden(self) -> bool:
+        """Whether the time of this thread does not count, because the device has work for a while."""
+        return self._cadence.is_hidden
 
     def training_forward(self) -> None:
         self._forward_since_step = True
@@ -101,6 +107,7 @@ class Collector:
 
     def forget_gradients(self) -> None:
         self._gradients = None
+        self._before = []
 
     # What is logged -------------------------------------------------------------------------------------------
 
@@ -139,8 +146,8 @@ class Collector:
         if name in BATCH and isinstance(value, Tensor):
             if any(rows.layers == (name,) for rows in draft.rows):
                 return  # of several micro-batches the first stands for the step
-            if self._is_wanted(f"batch {name}", self._settings.every):
-                for names, rows in self._measure(f"batch {name}", [name], [value]):
+            if self._cadence.is_wanted(f"batch {name}", self._settings.every):
+                for names, rows in self._measure(f"batch {name}", [name], [value], self._settings.every):
                     draft.rows.append(RoleRows("batch", tuple(names), rows))
         elif isinstance(value, Tensor):
             if value.numel() != 1:
@@ -159,32 +166,41 @@ class Collector:
         """Measures the gradients as they are now: those of an optimizer's parameters, or all that the model has."""
         kind = "gradient" if optimizer is None else f"gradient {id(optimizer)}"
         self._gradients = _Gradients(at)
-        if self._is_wanted(kind, self._settings.every):
+        if self._cadence.is_wanted(kind, self._settings.every):
             owners, tensors = self._gradients_of(optimizer)
-            self._gradients.add(owners, self._measure(kind, list(owners), tensors))
+            self._gradients.add(owners, self._measure(kind, list(owners), tensors, self._settings.every))
 
     def clip(self, max_norm: float) -> Tensor | None:
         """Measures all gradients and clips them in the same pass; returns their norm, or None if torch must clip them.
 
         The pass is made at every step, wanted or not: what a training computes must not depend on what is recorded.
+        As it stands for torch's clip, it costs the budget nothing.
         """
         self._gradients = _Gradients("clip")
-        is_wanted = self._is_wanted("gradient", self._settings.every)
-        if not is_wanted and not self._clips:
+        is_due = self._settings.budget != 0 and self._cadence.is_due("gradient", self._settings.every)
+        if not is_due and not self._layers.is_on_cuda():
             return None
         owners, tensors = self._gradients_of(None)
-        self._clips = self._measurer.can_clip(tensors)
-        if not self._clips:
-            if is_wanted:
-                self._gradients.add(owners, self._measure("gradient", list(owners), tensors))
+        if not self._measurer.can_clip(tensors):
+            if is_due and self._budget.affords("gradient"):
+                self._gradients.add(owners, self._measure("gradient", list(owners), tensors, self._settings.every))
             return None
-        histograms = is_wanted and self._wants_histogram("gradient")
-        with self._account("gradient", histograms, tensors):
-            rows, norm = self._measurer.measure_and_clip(tensors, max_norm, histograms=histograms)
-        if is_wanted:
-            self._gradients.add(owners, [(list(owners), rows)])
-        self.clipped(norm, max_norm, 2.0)
-        return norm.to(functools.reduce(torch.promote_types, {tensor.dtype for tensor in tensors}))  # as torch's is
+        histograms = is_due and self._cadence.wants_histogram("gradient", self._settings.every)
+        timer = DeviceTimer.start(tensors[0].device)
+        done = self._measurer.measure_and_clip(tensors, max_norm, histograms=histograms)
+        if done is None:
+            return None
+        rows, norm = done
+        with self._problems.contained(
+            "note the clip"
+        ):  # the gradients are clipped: nothing may keep that from the caller
+            if is_due:
+                self._cadence.note_measured("gradient", histograms)
+                self._gradients.add(owners, [(list(owners), rows)])
+            if timer is not None:
+                self._cadence.follow(timer, histograms)
+            self.clipped(norm, max_norm, 2.0)
+        return norm
 
     def _gradients_of(self, optimizer: Optimizer | None) -> tuple[dict[str, int], list[Tensor]]:
         """The ids of the parameters that have gradients, by name, and these gradients."""
@@ -204,63 +220,68 @@ class Collector:
 
     def read_weights(self) -> None:
         pace = self._settings.weights
-        if pace is None or not self._is_wanted("weight", pace) or self._must_wait("weight histogram"):
+        if pace is None or not self._cadence.is_wanted("weight", pace):
+            return
+        if pace == self._settings.histograms and self._cadence.must_wait("weight histogram"):
             return
         names, parameters = self._layers.current()
         self._pending.rows = [rows for rows in self._pending.rows if rows.role != "weight"]
-        for part, rows in self._measure("weight", names, list(parameters)):
+        for part, rows in self._measure("weight", names, list(parameters), pace):
             self._pending.rows.append(RoleRows("weight", tuple(part), rows))
 
+    def before_update(self, optimizer: Optimizer) -> None:
+        """Samples what this optimizer is about to change, and gradients one step ahead of that."""
+        pace = self._settings.updates
+        self._before = []
+        if pace is None:
+            return
+        is_wanted = self._cadence.is_wanted("update", pace)
+        if not is_wanted and not self._cadence.is_due("update", pace - 1):
+            return
+        held = held_by(optimizer)
+        named = [
+            (name, parameter)
+            for name, parameter in zip(*self._layers.current(), strict=True)
+            if id(parameter) in held and parameter.grad is not None and not parameter.grad.is_sparse
+        ]
+        for names, parameters in self._by_device([name for name, _ in named], [p for _, p in named]):
+            updates = self._updates.setdefault((id(optimizer), parameters[0].device), Updates())
+            with self._cadence.account("update" if is_wanted else "update to come", False, parameters):
+                if is_wanted:
+                    self._before.append((updates, updates.before(self.step, names, parameters)))
+                else:
+                    gradients = [p.grad for p in parameters if p.grad is not None]
+                    updates.remember_gradients(self.step, names, gradients)
+
+    def after_update(self, optimizer: Optimizer) -> None:
+        """Measures what the step has changed in the sample."""
+        rate_of = {id(p): group.get("lr") for group in optimizer.param_groups for p in group["params"]}
+        for updates, before in self._before:
+            with self._cadence.account("update", False, before.parameters):
+                rows, sums = updates.after(before, self._measurer)
+            rates = [rate_of.get(id(parameter)) for parameter in before.parameters]
+            known = tuple(float(rate) if isinstance(rate, int | float) else math.nan for rate in rates)
+            done = Completion(before.sampler.sizes, known)
+            self._pending.rows.append(RoleRows("update", before.names, rows, sums, done))
+        self._before = []
+
     def clipped(self, norm: Tensor, max_norm: float, norm_type: float) -> None:
-        if norm_type == 2.0 and self._gradients is not None:
+        if self._gradients is not None:
             on_host = norm.device.type == "cpu"
             self._gradients.clip["clip_norm"] = float(norm) if on_host else norm.detach().clone()
             self._gradients.clip["clip_max_norm"] = float(max_norm)
+            self._gradients.norm_type = float(norm_type)
 
-    def _is_due(self, kind: str, every: int) -> bool:
-        """Every so many steps; and again within a step, where what was read is replaced."""
-        since = self.step - self._measured_at.get(kind, self.step)
-        return since == 0 or since >= every
-
-    def _is_wanted(self, kind: str, every: int) -> bool:
-        """Whether this kind is due, and the budget allows it."""
-        return self._is_due(kind, every) and self._budget.affords(kind)
-
-    def _wants_histogram(self, kind: str) -> bool:
-        pace, with_histogram = self._settings.histograms, f"{kind} histogram"
-        if pace is None or not self._is_due(with_histogram, pace) or self._must_wait(with_histogram):
-            return False
-        return self._budget.affords(with_histogram)
-
-    def _must_wait(self, with_histogram: str) -> bool:
-        """Histograms that are not taken at every step take turns: all of them in one step would make it a long one."""
-        last, pace = self._measured_at.get(with_histogram), self._settings.histograms
-        if last is None or pace is None or pace == 1 or self.step - last != pace:  # the first is taken, and waits once
-            return False
-        return any(step == self.step for kind, step in self._measured_at.items() if kind.endswith("histogram"))
-
-    def _measure(self, kind: str, names: list[str], tensors: list[Tensor]) -> list[tuple[list[str], DeviceRows]]:
-        """Rows of these tensors, a part a device."""
-        histograms = self._wants_histogram(kind)
+    def _measure(
+        self, kind: str, names: list[str], tensors: list[Tensor], every: int
+    ) -> list[tuple[list[str], DeviceRows]]:
+        """Rows of these tensors, a part a device; of a kind that is measured every so many steps."""
+        histograms = self._cadence.wants_histogram(kind, every)
         parts = []
         for device_names, device_tensors in self._by_device(names, tensors):
-            with self._account(kind, histograms, device_tensors):
+            with self._cadence.account(kind, histograms, device_tensors):
                 parts.append((device_names, self._measurer.measure(device_tensors, histograms=histograms)))
         return parts
-
-    @contextlib.contextmanager
-    def _account(self, kind: str, histograms: bool, tensors: list[Tensor]) -> Iterator[None]:
-        """Takes the time of a measurement, here and on the device, and notes that it was made."""
-        started = time.perf_counter()
-        timer = DeviceTimer.start(tensors[0].device)
-        yield
-        if timer is not None:
-            self._timers.append(timer.stop())
-        self._measured_at[kind] = self.step
-        with_histogram = f"{kind} histogram"
-        if histograms:
-            self._measured_at[with_histogram] = self.step
-        self._budget.learn(with_histogram if histograms else kind, time.perf_counter() - started)
 
     def _by_device(self, names: list[str], tensors: list[Tensor]) -> list[tuple[list[str], list[Tensor]]]:
         if are_alike(tensors):  # as in most trainings: one look is enough for all of them
@@ -285,16 +306,15 @@ class Collector:
         draft, self._pending = self._pending, Draft()
         logged = {name: list(values) for name, values in draft.values.items()}
         try:
+            self._cadence.charge_device_time()
             self._take_gradients(draft, optimizer)
             self._describe(draft, optimizer, scaler, skipped)
         finally:  # whatever could be collected is kept, and a step is counted once
             draft.step, draft.time = self.step, time.time()
-            if self._timers:
-                self.is_hidden = not self._timers[-1].has_begun()
-            draft.timers, self._timers = self._timers, []
             self._logged_last = logged
             self._forwards_are_visible, self._forward_since_step = self._forward_since_step, False
             self.step += 1
+            self._cadence.step = self.step
             self._post(draft.seal())
 
     def _take_gradients(self, draft: Draft, optimizer: Optimizer) -> None:
@@ -303,11 +323,16 @@ class Collector:
             return
         if read.parts:
             rows = read.held(held_by(optimizer))
+            self._clips_what_is_held = len(rows) == len(read.parts) and all(
+                len(kept.layers) == len(names) for kept, (names, _, _) in zip(rows, read.parts, strict=True)
+            )
             draft.rows += rows
             if rows:
                 draft.notes["gradients_read_at"] = read.at
         for name, value in read.clip.items():
             draft.set(name, value)
+        if not read.parts and read.norm_type == 2.0 and self._clips_what_is_held:
+            draft.set("gradient_norm", read.clip["clip_norm"])
         read.used_by.add(id(optimizer))
         if read.at != "clip":  # one clip may serve the steps of several optimizers
             self._gradients = None

@@ -5,24 +5,35 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 from torch import Tensor
 
-from holter.record import LayerRows, Record
+from holter.record import Floats, LayerRows, Record
 from holter.statistics.device_rows import DeviceRows
 from holter.statistics.histogram import Histograms
 from holter.statistics.rows import Rows
-from holter.transfer import DeviceTimer, Parcel
+from holter.transfer import Parcel
+
+
+class Completion(Protocol):
+    """Makes of rows, and sums [n, k] beside them, what is recorded; it may use the rows of the gradients."""
+
+    def __call__(
+        self, layers: tuple[str, ...], rows: Rows, sums: Floats, gradients: LayerRows | None, factor: float
+    ) -> LayerRows: ...
 
 
 @dataclass(frozen=True, eq=False)
 class RoleRows:
-    """Rows of one role on one device."""
+    """Rows of one role on one device; with sums beside them, `complete` makes the record's rows of both."""
 
     role: str
     layers: tuple[str, ...]
     rows: DeviceRows
+    sums: Tensor | None = None
+    complete: Completion | None = None
 
 
 @dataclass(eq=False)
@@ -38,7 +49,6 @@ class Draft:
     notes: dict[str, str] = field(default_factory=dict)
     # Gradients of a fused optimizer under a loss scaler are still multiplied by this when they are read.
     gradient_scale: Tensor | None = None
-    timers: list[DeviceTimer] = field(default_factory=list)  # of the measurements that it holds
     _parcel: Parcel | None = None
 
     def add(self, name: str, value: float | Tensor) -> None:
@@ -61,15 +71,12 @@ class Draft:
         values = [value for many in self.values.values() for value in many if isinstance(value, Tensor)]
         rows = [rows.rows.values for rows in self.rows]
         histograms = [rows.rows.histograms for rows in self.rows if rows.rows.histograms is not None]
+        sums = [rows.sums for rows in self.rows if rows.sums is not None]
         scale = [self.gradient_scale] if self.gradient_scale is not None else []
-        return [*values, *rows, *histograms, *scale]
+        return [*values, *rows, *histograms, *sums, *scale]
 
     def has_arrived(self) -> bool:
         return self._parcel is not None and self._parcel.has_arrived()
-
-    def device_seconds(self) -> float:
-        """What its measurements took on their device, once everything has arrived."""
-        return sum(timer.seconds() or 0.0 for timer in self.timers)
 
     def record(self, extra: Mapping[str, float]) -> Record:
         """The record, once everything has arrived; `extra` are scalars that only the writer knows."""
@@ -81,16 +88,33 @@ class Draft:
         }
         values = [np.asarray(next(host), dtype=np.float64) for _ in self.rows]
         histograms = [Histograms.from_dense(next(host)) if r.rows.histograms is not None else None for r in self.rows]
-        factor = 1.0 / float(next(host)) if self.gradient_scale is not None else 1.0
-        parts: dict[str, list[tuple[tuple[str, ...], Rows]]] = {}
+        sums = [np.asarray(next(host), dtype=np.float64) if r.sums is not None else None for r in self.rows]
+        scale = float(next(host)) if self.gradient_scale is not None else 1.0
+        parts: dict[str, list[LayerRows]] = {}
         for role_rows, numbers, counts in zip(self.rows, values, histograms, strict=True):
             rows = Rows(numbers, counts)
-            if role_rows.role == "gradient" and factor != 1.0:
-                rows = rows.scaled(factor)
-            parts.setdefault(role_rows.role, []).append((role_rows.layers, rows))
+            if role_rows.role == "gradient" and scale != 1.0:
+                rows = rows.scaled(1.0 / scale)
+            if role_rows.complete is None:
+                parts.setdefault(role_rows.role, []).append(LayerRows(role_rows.layers, rows))
         by_role = {role: _join(found) for role, found in parts.items()}
         _add_gradient_scalars(scalars, by_role.get("gradient"))
+        completed = self._completed(values, sums, by_role.get("gradient"), scale * _clipped_to(scalars))
+        by_role.update({role: _join(found) for role, found in completed.items()})
         return Record(self.step, self.time, {**scalars, **extra}, by_role, dict(self.notes), self.segment, self.late)
+
+    def _completed(
+        self, values: list[Floats], sums: list[Floats | None], gradients: LayerRows | None, factor: float
+    ) -> dict[str, list[LayerRows]]:
+        """`factor`: how many times as large as the recorded gradients those were that the optimizer found."""
+        if self.notes.get("gradients_read_at") not in ("step", "clip"):
+            gradients = None  # they are others than those that were sampled before the step
+        parts: dict[str, list[LayerRows]] = {}
+        for role_rows, numbers, beside in zip(self.rows, values, sums, strict=True):
+            if role_rows.complete is not None and beside is not None:
+                made = role_rows.complete(role_rows.layers, Rows(numbers), beside, gradients, factor)
+                parts.setdefault(role_rows.role, []).append(made)
+        return parts
 
 
 def _mean(values: list[float]) -> float:
@@ -102,28 +126,36 @@ def _finite(values: list[float]) -> bool:
     return all(map(math.isfinite, values))
 
 
-def _join(parts: list[tuple[tuple[str, ...], Rows]]) -> LayerRows:
+def _join(parts: list[LayerRows]) -> LayerRows:
     """Rows of a role from several devices, side by side."""
     if len(parts) == 1:
-        return LayerRows(*parts[0])
-    layers = tuple(name for names, _ in parts for name in names)
-    histograms = [rows.histograms for _, rows in parts]
+        return parts[0]
+    layers = tuple(name for part in parts for name in part.layers)
+    histograms = [part.rows.histograms for part in parts]
     joined = None
     if all(found is not None for found in histograms):
         joined = Histograms.from_dense(np.concatenate([found.dense() for found in histograms if found is not None]))
-    return LayerRows(layers, Rows(np.concatenate([rows.values for _, rows in parts]), joined))
+    extras = {name: np.concatenate([part.extras[name] for part in parts]) for name in parts[0].extras}
+    return LayerRows(layers, Rows(np.concatenate([part.rows.values for part in parts]), joined), extras)
+
+
+def _clipped_to(scalars: Mapping[str, float]) -> float:
+    """What a clip of Holter's left of the gradients."""
+    before, after = scalars.get("gradient_norm", 0.0), scalars.get("gradient_norm_clipped")
+    return after / before if after is not None and before > 0 else 1.0
 
 
 def _add_gradient_scalars(scalars: dict[str, float], gradients: LayerRows | None) -> None:
-    """The global norm before clipping, and after it where Holter clipped."""
-    clip_norm = scalars.pop("clip_norm", None)  # torch's own total norm, as the clip returned it
+    """The global norm of the gradients that the optimizer uses, before clipping, and after it where Holter clipped.
+
+    The clip's own norm is of all gradients of the model, and of the kind that was asked for: it is kept beside it.
+    """
+    clip_norm = scalars.get("clip_norm")
     if gradients is not None:
         total = gradients.rows.total()
         scalars["gradient_norm"] = float(total.derive("full_norm")[0])
         scalars["gradient_nonfinite"] = float(total.derive("nonfinite")[0])
-    elif clip_norm is not None:
-        scalars["gradient_norm"] = clip_norm
-    if clip_norm is not None and "clip_max_norm" in scalars:
+    if clip_norm is not None and "gradient_norm" in scalars:
         # torch's coefficient: max_norm / (norm + 1e-6), never above 1
         coefficient = min(1.0, scalars["clip_max_norm"] / (clip_norm + 1e-6))
         scalars["gradient_norm_clipped"] = scalars["gradient_norm"] * coefficient

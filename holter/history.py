@@ -70,9 +70,18 @@ class History:
         return _integers(step for step, _ in found), np.array([value for _, value in found], dtype=np.float64)
 
     def series(self, role: str, statistic: str) -> tuple[Integers, tuple[str, ...], Floats]:
-        """Steps [s], layers [n] and the statistic [s, n] of one role; NaN where a layer was not measured."""
+        """Steps [s], layers [n] and the statistic [s, n] of one role; NaN where a layer was not measured.
+
+        A statistic is one of rows.STATISTICS, or of `extras(role)`.
+        """
         steps, layers, values = self._stack(role)
+        if statistic in self.extras(role):
+            return steps, layers, self._extra(role, statistic)
         return steps, layers, derive(values, statistic)
+
+    def extras(self, role: str) -> tuple[str, ...]:
+        """What is known of the layers of a role besides the statistics of their rows."""
+        return tuple(dict.fromkeys(name for r in self.records if role in r.rows for name in r.rows[role].extras))
 
     def histogram(self, role: str, layer: str) -> tuple[Integers, list[Histogram]]:
         """Steps and histograms of one layer, at the steps where they were taken."""
@@ -119,7 +128,19 @@ class History:
         columns: dict[str, object] = {"step": steps[when], "segment": segments[when]}
         columns["layer"] = np.array(layers, dtype=object)[which]
         columns.update({name: derive(values[when, which], name) for name in STATISTICS})
+        columns.update({name: self._extra(role, name)[when, which] for name in self.extras(role)})
         return pandas.DataFrame(columns)
+
+    def _extra(self, role: str, name: str) -> Floats:
+        layers = self.layers(role)
+        place = {layer: i for i, layer in enumerate(layers)}
+        lines = _by_step(record for record in self.records if role in record.rows)
+        values = np.full((len(lines), len(layers)), np.nan)
+        for i, line in enumerate(lines):
+            for layer_rows in (record.rows[role] for record in line):
+                if name in layer_rows.extras:
+                    values[i, [place[layer] for layer in layer_rows.layers]] = layer_rows.extras[name]
+        return values
 
     def _tables(self, role: str) -> Iterable[tuple[str, ...]]:
         return dict.fromkeys(record.rows[role].layers for record in self.records if role in record.rows)

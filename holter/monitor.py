@@ -42,6 +42,7 @@ def watch(
     run: str | os.PathLike[str] | bool | None = None,
     every: int = 1,
     weights: int | None = 100,
+    updates: int | None = 10,
     histograms: int | None = 100,
     scaler: Any | None = None,
     scheduler: Any | None = None,
@@ -52,9 +53,9 @@ def watch(
     """Records every optimizer step of this model from now on.
 
     `run` names the directory (`runs/<date-time-word>` by default; False keeps everything in memory). Gradients are
-    measured every `every` steps, `weights` and `histograms` every so many, None for never, all within `budget`: the
-    share of the training time that monitoring may take (None for no limit, 0 for scalars only). Pass the `scaler`
-    of mixed precision so that the steps it skips are seen.
+    measured every `every` steps, `weights`, `updates` and `histograms` every so many, None for never, all within
+    `budget`: the share of the training time that monitoring may take (None for no limit, 0 for scalars only). Pass
+    the `scaler` of mixed precision so that the steps it skips are seen.
 
     >>> import holter, torch
     >>> model = torch.nn.Linear(2, 1)
@@ -67,18 +68,18 @@ def watch(
     >>> len(monitor.history)
     1
     """
-    settings = Settings(every=every, weights=weights, histograms=histograms, budget=budget, total_steps=total_steps)
+    settings = Settings(every, weights, updates, histograms, budget, total_steps)
     return Monitor(model, optimizer, settings, run=run, scaler=scaler, scheduler=scheduler, sinks=sinks)
 
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 
-def _contained(purpose: str) -> Callable[[Method], Method]:
+def _contained(purpose: str, charged: bool = True) -> Callable[[Method], Method]:
     """For what the training thread calls: our own failure is kept as a problem and never reaches the training.
 
     What failed, is closed, was inherited by a forked worker or would become part of a CUDA graph returns None. The
-    time it takes is charged to the budget.
+    time it takes is `charged` to the budget.
     """
 
     def wrap(method: Method) -> Method:
@@ -93,7 +94,7 @@ def _contained(purpose: str) -> Callable[[Method], Method]:
                 result = method(self, *args, **kwargs)
                 seconds = time.perf_counter() - started
                 self._thread_seconds += seconds
-                self._budget.spend(self._visible(seconds))
+                self._budget.spend(self._visible(seconds) if charged else 0.0)
                 return result
             return None
 
@@ -134,7 +135,7 @@ class Monitor:
         except OSError as error:
             raise cannot_write(self.path, error) from error
         self._thread_seconds = 0.0  # of the training thread
-        self._writer_seconds = self._device_seconds = 0.0  # that are charged to the budget
+        self._writer_seconds = 0.0  # that are charged to the budget
         self._layers = Layers(model)
         self._collector = Collector(self._layers, settings, self._budget, self._writer.post, self._problems)
         self._capture = Capture(model, optimizers, scaler, self, self._problems)
@@ -207,13 +208,16 @@ class Monitor:
         error_if_nonfinite: bool = False,
         foreach: bool | None = None,
     ) -> Tensor:
-        """Clips the gradients of the model as torch.nn.utils.clip_grad_norm_ does, and sees them before it.
+        """Clips all gradients of the model as torch.nn.utils.clip_grad_norm_ does, and sees them before it.
 
-        On CUDA one pass both measures and gives the norm, and what is within max_norm is not written again.
+        On CUDA one pass both measures and gives the norm, and what is within max_norm is not written again; with
+        another norm_type, error_if_nonfinite or a tensor as max_norm, and elsewhere, torch's own function clips.
         """
         model = self._model()
         if model is None:
             raise RuntimeError("the model that this monitor watched is gone: there is nothing to clip")
+        if not isinstance(max_norm, int | float | Tensor):
+            raise TypeError(f"max_norm comes first and is a number, not {max_norm!r}: the monitor knows the parameters")
         if norm_type == 2.0 and not error_if_nonfinite and isinstance(max_norm, int | float):
             found: Tensor | None = self._clip_in_one_pass(max_norm)
             if found is not None:
@@ -264,8 +268,10 @@ class Monitor:
         # A closure computes the gradients inside the step, and Holter's own clip has seen them already.
         if not has_closure and not self._collector.has_gradients(optimizer):
             self._collector.read_gradients("step", optimizer)
+        self._collector.before_update(optimizer)
 
     def after_step(self, optimizer: Optimizer, has_closure: bool) -> None:
+        self._measure_update(optimizer)
         if has_closure:
             self._read_gradients_after_closure(optimizer)
         self._finish_step(optimizer, skipped=False)
@@ -283,7 +289,7 @@ class Monitor:
 
     # Guarded pieces: a failure in one does not keep the next from running -------------------------------------
 
-    @_contained("clip in one pass")
+    @_contained("clip in one pass", charged=False)
     def _clip_in_one_pass(self, max_norm: float) -> Tensor | None:
         self._warn_of_scaled_gradients()
         return self._collector.clip(max_norm)
@@ -302,6 +308,10 @@ class Monitor:
     def _note_clip(self, norm: Tensor, max_norm: float, norm_type: float) -> None:
         self._collector.clipped(norm, max_norm, norm_type)
 
+    @_contained("measure an update")
+    def _measure_update(self, optimizer: Optimizer) -> None:
+        self._collector.after_update(optimizer)
+
     @_contained("read the gradients of the closure")
     def _read_gradients_after_closure(self, optimizer: Optimizer) -> None:
         if not self._collector.has_gradients(optimizer):
@@ -314,9 +324,9 @@ class Monitor:
 
     @_contained("record a step")
     def _finish_step(self, optimizer: Optimizer, skipped: bool) -> None:
-        seconds, on_device = self._writer.seconds, self._writer.device_seconds
-        self._budget.spend(self._visible(seconds - self._writer_seconds) + on_device - self._device_seconds)
-        self._writer_seconds, self._device_seconds = seconds, on_device
+        seconds = self._writer.seconds
+        self._budget.spend(self._visible(seconds - self._writer_seconds))
+        self._writer_seconds = seconds
         self._problems.step = self.step
         self._collector.finish(optimizer, self._scaler(), skipped=skipped)
 

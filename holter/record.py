@@ -11,7 +11,12 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from holter.statistics.rows import Rows
+
+Floats = npt.NDArray[np.float64]
 
 FORMAT = 1  # of the journal's entries; raised when an older reader would misread a newer one
 
@@ -20,14 +25,21 @@ _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 @dataclass(frozen=True, eq=False)
 class LayerRows:
-    """Rows of one role: row i belongs to layers[i], torch's own name of it."""
+    """Rows of one role: row i belongs to layers[i], torch's own name of it.
+
+    `extras` are further numbers of each layer, float64 [n], that no row can hold: an open set of names.
+    """
 
     layers: tuple[str, ...]
     rows: Rows
+    extras: Mapping[str, Floats] = field(default_factory=lambda: _NOTHING)
 
     def __post_init__(self) -> None:
         if len(self.layers) != len(self.rows):
             raise ValueError(f"{len(self.layers)} layers but {len(self.rows)} rows")
+        for name, values in self.extras.items():
+            if values.shape != (len(self.layers),):
+                raise ValueError(f"{len(self.layers)} layers but {name} of shape {values.shape}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,6 +89,6 @@ def size_of(record: Record) -> int:
     total = 64 * (len(record.scalars) + len(record.notes) + 1)
     for layer_rows in record.rows.values():
         histograms = layer_rows.rows.histograms
-        total += layer_rows.rows.values.nbytes
+        total += layer_rows.rows.values.nbytes + sum(extra.nbytes for extra in layer_rows.extras.values())
         total += histograms.buckets.nbytes + histograms.counts.nbytes if histograms is not None else 0
     return total

@@ -22,19 +22,21 @@ class Settings:
 
     every: int = 1
     weights: int | None = 100
+    updates: int | None = 10
     histograms: int | None = 100
     budget: float | None = 0.01
     total_steps: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("every", "weights", "histograms", "total_steps"):
+        for name in ("every", "weights", "updates", "histograms", "total_steps"):
             value = getattr(self, name)
             if value is None and name != "every":
                 continue
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 meaning = "a whole number of steps, at least 1" + ("" if name == "every" else ", or None")
                 raise ValueError(f"{name}={value!r}: give {meaning}")
-        if self.budget is not None and not 0 <= self.budget <= 1:
+        is_share = isinstance(self.budget, int | float) and not isinstance(self.budget, bool) and 0 <= self.budget <= 1
+        if self.budget is not None and not is_share:
             raise ValueError(
                 f"budget={self.budget!r} is the share of the training time that monitoring may take: "
                 "give a number from 0 (scalars only) to 1, such as 0.01, or None for no limit"

@@ -191,10 +191,10 @@ def _monitor_cost(history: History) -> float | None:
 
 def _clipped_share(history: History) -> float | None:
     """The share of steps whose gradient was longer than its limit; None where nothing was clipped."""
-    limited = [r.scalars for r in history.records if "clip_max_norm" in r.scalars and "gradient_norm" in r.scalars]
+    limited = [r.scalars for r in history.records if "clip_max_norm" in r.scalars and "clip_norm" in r.scalars]
     if not limited:
         return None
-    return sum(not s["gradient_norm"] <= s["clip_max_norm"] for s in limited) / len(limited)
+    return sum(not s["clip_norm"] <= s["clip_max_norm"] for s in limited) / len(limited)
 
 
 def _gradient_norms(history: History) -> tuple[Integers, Floats]:

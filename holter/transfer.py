@@ -16,12 +16,13 @@ class Parcel:
     """Small result tensors on their way to the host. The sender must not write to them any more.
 
     On the CPU they have arrived already. On CUDA a stream of its own copies them when the work that makes them is
-    done, so that training does not queue behind the copies; an event says when they are there, and nobody waits.
+    done, so that training does not queue behind the copies. The last of them is a flag: whoever looks for the others
+    looks at that, and makes no call to CUDA, which might fall into the capture of a graph by the training thread.
     """
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self._host: list[Tensor] = []
-        self._events: list[torch.cuda.Event] = []
+        self._flags: list[npt.NDArray[np.uint8]] = []
         by_device: dict[torch.device, list[tuple[Tensor, Tensor]]] = {}
         for tensor in tensors:
             if tensor.is_cuda:
@@ -31,26 +32,30 @@ class Parcel:
                 host = tensor.detach().cpu()  # other devices have no pinned memory and events
             self._host.append(host)
         for device, pairs in by_device.items():
-            self._events.append(_send(device, pairs))
+            flag = torch.zeros(1, dtype=torch.uint8, device="cpu", pin_memory=True)
+            self._flags.append(flag.numpy())
+            _send(device, [*pairs, (flag, _raised(device))])
 
     def has_arrived(self) -> bool:
-        return all(event.query() for event in self._events)
+        return all(flag[0] for flag in self._flags)
 
     def arrays(self) -> list[npt.NDArray[Any]]:
         """The results as numpy arrays, in their order; only after `has_arrived`."""
         return [np.asarray(tensor.numpy()) for tensor in self._host]
 
 
-def _send(device: torch.device, pairs: list[tuple[Tensor, Tensor]]) -> torch.cuda.Event:
+def _send(device: torch.device, pairs: list[tuple[Tensor, Tensor]]) -> None:
     stream = _stream(device)
     stream.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(stream):
         for host, tensor in pairs:
             host.copy_(tensor, non_blocking=True)
             tensor.record_stream(stream)  # its memory is not given away before the copy is done
-        event = torch.cuda.Event()
-        event.record(stream)
-    return event
+
+
+@cache
+def _raised(device: torch.device) -> Tensor:
+    return torch.ones(1, dtype=torch.uint8, device=device)
 
 
 @cache
@@ -59,7 +64,10 @@ def _stream(device: torch.device) -> torch.cuda.Stream:
 
 
 class DeviceTimer:
-    """How long a stretch of work takes on its device; known when the device has done it."""
+    """How long a stretch of work takes on its device; known when the device has done it.
+
+    Only for the training thread: it asks CUDA.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

@@ -64,7 +64,6 @@ class Writer:
             self._open_journal(directory)
         self._fanout = Fanout(sinks, lambda sink, error: report(f"write to {type(sink).__name__}", error))
         self._sinks: Background[Task] | None = None
-        self.device_seconds = 0.0  # that measuring has taken on the devices, as far as is known
         if sinks:
             self._sinks = Background(_call, partial(report, "write to sinks"), name="holter-sinks")
         self._background: Background[Task] = Background(
@@ -133,7 +132,6 @@ class Writer:
         if self._built is None or self._built[0] is not draft:
             dropped = self.dropped
             self._built = draft, draft.record({"dropped": float(dropped)} if dropped else {})
-            self.device_seconds += draft.device_seconds()
         record = self._built[1]
         pause = self._append(record)
         if pause is None:

@@ -113,7 +113,7 @@ def strided_cases() -> Iterator[Tensor]:
 
 
 def extreme_cases() -> Iterator[Tensor]:
-    for size in (70, 5000, 70_001):
+    for size in (70, 700, 5000, 70_001):
         for scale in (1e38, 1e20, 1e-20, 1e-30, 1e-38):
             yield normal(size).clamp(-3, 3) * scale
         yield torch.arange(size).remainder(50).to(torch.int32).view(torch.float32)  # denormals
@@ -121,6 +121,8 @@ def extreme_cases() -> Iterator[Tensor]:
         yield from (mixed(size), mixed(size).double(), mixed(size).half(), mixed(size).bfloat16())
         yield from (torch.zeros(size), -torch.zeros(size), normal(size).double() * 1e60)
         yield torch.cat([normal(size) * 1e-25, normal(size) * 1e25])
+        for power in (-34, -24, 15, 16, 24):  # the borders of what is summed without care
+            yield torch.full((size,), 2.0**power)
         yield torch.tensor([3.4e38, -3.4e38, 0.0, 1e-45]).repeat(size)
 
 

@@ -84,8 +84,10 @@ def test_what_is_computed_does_not_depend_on_what_is_recorded() -> None:
     """P2: the clip gives the same bits with everything recorded, with nothing, and in between."""
     model, norms, monitor = train(own_clip, budget=None, histograms=1, weights=1)
     for options in ({"budget": 0.0}, {"budget": None}, {"every": 7}, {"histograms": None}):
-        other, other_norms, _ = train(own_clip, **options)
+        other, other_norms, recorded_by = train(own_clip, **options)
         assert are_equal(model, other) and torch.equal(norms, other_norms)
+        if "every" in options:
+            assert recorded_by.history.series("gradient", "norm")[0].tolist() == [0, 7, 14, 21, 28]
     steps, _, rows = monitor.history.series("gradient", "norm")
     assert len(steps) == STEPS and monitor.findings == ()
     recorded = monitor.history.scalar("gradient_norm")[1]

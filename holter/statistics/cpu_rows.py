@@ -162,7 +162,7 @@ class _Workspace:
     """For stretches: what is made of their values, and the buckets of these."""
 
     def __init__(self, size: int, dtype: torch.dtype) -> None:
-        self.work, self.buckets = torch.empty(size, dtype=dtype), torch.empty(size, dtype=torch.int32)
+        self.work, self.buckets = (torch.empty(size, dtype=kind, device="cpu") for kind in (dtype, torch.int32))
 
 
 class _PlacedStretch:
@@ -271,7 +271,7 @@ class _PlacedPack:
         piece = source[start:stop]
         if not isinstance(piece, Tensor):
             return piece
-        return torch.empty(len(piece), dtype=self._dtype).copy_(piece).numpy()
+        return torch.empty(len(piece), dtype=self._dtype, device="cpu").copy_(piece).numpy()
 
 
 def _flat(tensor: Tensor) -> Source:

@@ -34,3 +34,16 @@ def sent(numbers: list[int], device: torch.device) -> Tensor:
     """A table on its device, sent without waiting for what the device is doing."""
     table = torch.tensor(numbers, dtype=torch.int64, device="cpu")  # whatever torch.set_default_device says
     return table.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else table.to(device)
+
+
+def is_dense(tensor: Tensor) -> bool:
+    """Whether its elements fill one stretch of memory, in whatever order: rows do not ask for it."""
+    if tensor.is_contiguous():
+        return True
+    reach = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1:
+            if stride != reach:
+                return False
+            reach *= size
+    return True

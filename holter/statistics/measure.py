@@ -85,7 +85,7 @@ class Measurer:
 
     def measure(self, tensors: Sequence[Tensor], *, histograms: bool = False) -> DeviceRows:
         """One row a tensor, in their order; all of them on one device."""
-        with torch.no_grad():
+        with torch.inference_mode(False), torch.no_grad():  # what is kept must be usable outside of the user's mode
             plain, implicit = _as_numbers(tensors)
             rows = self._measure_fused(plain, histograms) if plain and plain[0].is_cuda else None
             if rows is None:
@@ -111,12 +111,19 @@ class Measurer:
 
     def measure_and_clip(
         self, tensors: Sequence[Tensor], max_norm: float, *, histograms: bool = False
-    ) -> tuple[DeviceRows, Tensor]:
-        """The rows of these tensors, which are then scaled down to this norm, and the norm they had."""
+    ) -> tuple[DeviceRows, Tensor] | None:
+        """The rows of these tensors, which are then scaled down to this norm, and the norm they had; None where the
+        kernels failed, and nothing is changed."""
         fused = self._fused_backend()
         assert fused is not None
-        with torch.no_grad():
-            return fused.measure_and_clip(tensors, max_norm, histograms)
+        try:
+            with torch.inference_mode(False), torch.no_grad():
+                return fused.measure_and_clip(tensors, max_norm, histograms)
+        except torch.cuda.OutOfMemoryError:
+            raise
+        except Exception as error:
+            self._do_without(error)
+            return None
 
     def _measure_fused(self, tensors: list[Tensor], histograms: bool) -> DeviceRows | None:
         fused = self._fused_backend()
@@ -124,6 +131,8 @@ class Measurer:
             return None
         try:
             return fused.measure(tensors, histograms)
+        except torch.cuda.OutOfMemoryError:
+            raise
         except Exception as error:  # no C compiler, an unknown chip: Triton finds out when it is first used
             self._do_without(error)
             return None

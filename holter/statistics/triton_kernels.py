@@ -23,7 +23,7 @@ INFINITE = tl.constexpr(0x7F800000)  # the bits of float32's infinity; NaN is ab
 MAGNITUDE = tl.constexpr(0x7FFFFFFF)
 # Fourth powers are taken of 4096 x. Sums of a chunk then neither overflow nor lose digits for these largest values.
 LIFT = tl.constexpr(4096.0)
-LEAST, MOST = tl.constexpr(2.0**-34), tl.constexpr(2.0**16)
+LEAST, MOST = tl.constexpr(2.0**-34), tl.constexpr(2.0**15)
 BINS, SIGN = tl.constexpr(128), tl.constexpr(64)  # buckets counted at once: 64 of each sign
 FEW = tl.constexpr(32)  # of a block outside of them: they are added one by one
 MANY = tl.constexpr(16)  # chunks of a tensor of which a sample is enough

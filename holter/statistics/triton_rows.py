@@ -6,6 +6,7 @@ when tensors move or change. Nothing here waits for the device.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 from holter.statistics import histogram, triton_kernels
-from holter.statistics.device_rows import DeviceRows, sent
+from holter.statistics.device_rows import DeviceRows, is_dense, sent
 from holter.statistics.rows import COLUMNS
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)  # in the order of the kernels' kinds
@@ -57,23 +58,27 @@ class TritonRows:
         return self._tables_for(flat).measure(histograms)
 
     def can_clip(self, tensors: Sequence[Tensor]) -> bool:
-        """Whether all of these can be scaled where they lie."""
+        """Whether all of these can be scaled where they lie; in float64 a norm in float32 would not do."""
         kinds = {(type(tensor), tensor.dtype, tensor.device, tensor.layout) for tensor in tensors}
         return (
             len({device for _, _, device, _ in kinds}) == 1
-            and all(kind is Tensor and dtype in _CODES and layout is torch.strided for kind, dtype, _, layout in kinds)
-            and all(map(_is_dense, tensors))
+            and all(
+                kind is Tensor and dtype in DTYPES[:3] and layout is torch.strided for kind, dtype, _, layout in kinds
+            )
+            and all(is_dense(tensor) and not tensor.is_neg() for tensor in tensors)
         )
 
     def measure_and_clip(
         self, tensors: Sequence[Tensor], max_norm: float, histograms: bool
     ) -> tuple[DeviceRows, Tensor]:
-        """The rows of these tensors, which are then scaled down to this norm, and the norm they had, in float32."""
+        """The rows of these tensors, which are then scaled down to this norm, and the norm, in the dtype of torch's."""
         tables = self._tables_for(tensors)
         rows = tables.measure(histograms)
-        norm = tables.clip(rows, max_norm)
-        for tensor in tensors:  # autograd must know that they were written to
+        norm, coefficient = tables.norm(rows, max_norm)
+        norm = norm.to(functools.reduce(torch.promote_types, {tensor.dtype for tensor in tensors}))
+        for tensor in tensors:  # autograd must know that they are written to
             torch.autograd.graph.increment_version(tensor)
+        tables.scale(coefficient)  # last: whatever fails before has changed nothing
         return rows, norm
 
     def prepare(self, dtypes: set[torch.dtype], device: torch.device) -> None:
@@ -87,20 +92,14 @@ class TritonRows:
         dtypes = [tensor.dtype for tensor in tensors]
         addresses = [tensor.data_ptr() for tensor in tensors]
         device = tensors[0].device if tensors else torch.device("cpu")
-        makes = (*sizes, *dtypes, device)
-        tables = self._tables.get(makes)
-        if tables is None or not tables.suits(addresses):
-            if len(self._tables) >= _REMEMBERED_TABLES:
-                self._tables.clear()
-            heads = [_head(address) for address in addresses]
-            tables = self._tables[makes] = _Tables(sizes, dtypes, heads, device, self._shape)
+        heads = [-address % _ALIGNMENT for address in addresses]  # bytes before the first boundary
+        key = (*sizes, *dtypes, *heads, device)
+        tables = self._tables.pop(key, None) or _Tables(sizes, dtypes, heads, device, self._shape)
+        if len(self._tables) >= _REMEMBERED_TABLES:
+            del self._tables[next(iter(self._tables))]  # the one not used for the longest time
+        self._tables[key] = tables
         tables.move_to(addresses)
         return tables
-
-
-def _head(address: int) -> int:
-    """The bytes before the first boundary."""
-    return -address % _ALIGNMENT
 
 
 def _readable(tensor: Tensor) -> Tensor:
@@ -109,20 +108,7 @@ def _readable(tensor: Tensor) -> Tensor:
         tensor = tensor.to(torch.float64 if tensor.dtype in _WIDE else torch.float32)
     if tensor.is_neg():
         tensor = tensor.resolve_neg()
-    return tensor if _is_dense(tensor) else tensor.contiguous()
-
-
-def _is_dense(tensor: Tensor) -> bool:
-    """Whether its elements fill one stretch of memory, in whatever order: rows do not ask for it."""
-    if tensor.is_contiguous():
-        return True
-    reach = 1
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size > 1:
-            if stride != reach:
-                return False
-            reach *= size
-    return True
+    return tensor if is_dense(tensor) else tensor.contiguous()
 
 
 class _Tables:
@@ -131,7 +117,7 @@ class _Tables:
     def __init__(
         self, sizes: list[int], dtypes: list[torch.dtype], heads: list[int], device: torch.device, shape: Shape
     ) -> None:
-        self._shape, self._device, self._tensors, self._heads = shape, device, len(sizes), heads
+        self._shape, self._device, self._tensors = shape, device, len(sizes)
         starts, lengths, tensor_of, first = [], [], [], [0]
         for tensor, (size, dtype, head) in enumerate(zip(sizes, dtypes, heads, strict=True)):
             for start, stop in cut(size, head // dtype.itemsize, shape.chunk):
@@ -151,10 +137,6 @@ class _Tables:
         self._partials = torch.empty(len(starts), _STRIDE, dtype=torch.float64, device=device)
         self._addresses: list[int] = []
         self._address_table = torch.empty(0)
-
-    def suits(self, addresses: list[int]) -> bool:
-        """Whether tensors at these addresses are cut as these are."""
-        return addresses == self._addresses or list(map(_head, addresses)) == self._heads
 
     def move_to(self, addresses: list[int]) -> None:
         if addresses != self._addresses:
@@ -182,16 +164,20 @@ class _Tables:
                 )  # fmt: skip
         return DeviceRows(rows, counts)
 
-    def clip(self, rows: DeviceRows, max_norm: float) -> Tensor:
+    def norm(self, rows: DeviceRows, max_norm: float) -> tuple[Tensor, Tensor]:
+        """The norm of all, and the factor that brings it to `max_norm`."""
         norm, coefficient = torch.empty(2, dtype=torch.float32, device=self._device).unbind()
         with _current(self._device):
-            triton_kernels.total_norm[(1,)](
-                rows.values, self._tensors, float(max_norm), norm, coefficient, BLOCK=256
-            )  # fmt: skip
-            triton_kernels.scale_chunks[(self._chunks,)](
-                *self._chunk_tables(), coefficient, KINDS=self._kinds, BLOCK=1024
-            )  # fmt: skip
-        return norm
+            triton_kernels.total_norm[(1,)](rows.values, self._tensors, float(max_norm), norm, coefficient, BLOCK=256)
+        return norm, coefficient
+
+    def scale(self, coefficient: Tensor) -> None:
+        """Multiplies all by the factor, where that is below 1."""
+        with _current(self._device):
+            if self._chunks:
+                triton_kernels.scale_chunks[(self._chunks,)](
+                    *self._chunk_tables(), coefficient, KINDS=self._kinds, BLOCK=1024
+                )
 
     def _chunk_tables(self) -> tuple[Tensor, ...]:
         return self._address_table, self._codes, self._tensor_of, self._starts, self._lengths

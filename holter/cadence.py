@@ -1,0 +1,84 @@
+"""Cadence: what is measured in which step, and what that has cost, here and on the device."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+
+from torch import Tensor
+
+from holter.budget import Budget
+from holter.settings import Settings
+from holter.transfer import DeviceTimer
+
+_MOST_TIMERS = 64
+
+
+class Cadence:
+    """Decides what is due and can be paid for. A kind is what has a pace of its own: "gradient", "weight", ..."""
+
+    def __init__(self, settings: Settings, budget: Budget) -> None:
+        self.step = 0
+        self._settings, self._budget = settings, budget
+        self._measured_at: dict[str, int] = {}  # kind -> the last step that had it
+        # Of what was measured and is not done yet, and whether it is charged.
+        self._timers: deque[tuple[DeviceTimer, bool]] = deque(maxlen=_MOST_TIMERS)
+        # The device has not even come to what was measured in the step that is over here: it has work for a while, and
+        # what this thread does meanwhile does not make the training any longer.
+        self.is_hidden = False
+
+    def restart(self, step: int) -> None:
+        self.step = step
+        self._measured_at.clear()
+
+    def is_due(self, kind: str, every: int) -> bool:
+        """Every so many steps; and again within a step, where what was read is replaced."""
+        since = self.step - self._measured_at.get(kind, self.step)
+        return since == 0 or since >= every
+
+    def is_wanted(self, kind: str, every: int) -> bool:
+        """Whether this kind is due, and the budget allows it."""
+        return self.is_due(kind, every) and self._budget.affords(kind)
+
+    def wants_histogram(self, kind: str, every: int) -> bool:
+        """Of a kind that is measured every so many steps."""
+        pace, with_histogram = self._settings.histograms, f"{kind} histogram"
+        if pace is None or not self.is_due(with_histogram, pace) or (every == 1 and self.must_wait(with_histogram)):
+            return False
+        return self._budget.affords(with_histogram)
+
+    def must_wait(self, with_histogram: str) -> bool:
+        """Histograms that are not taken at every step take turns: all of them in one step would make it a long one."""
+        last, pace = self._measured_at.get(with_histogram), self._settings.histograms
+        if last is None or pace is None or pace == 1 or self.step - last != pace:  # the first is taken, and waits once
+            return False
+        return any(step == self.step for kind, step in self._measured_at.items() if kind.endswith("histogram"))
+
+    @contextlib.contextmanager
+    def account(self, kind: str, histograms: bool, tensors: Sequence[Tensor]) -> Iterator[None]:
+        """Takes the time of a measurement, here and on the device, and notes that it was made."""
+        started = time.perf_counter()
+        timer = DeviceTimer.start(tensors[0].device)
+        yield
+        if timer is not None:
+            self.follow(timer, True)
+        self.note_measured(kind, histograms)
+        self._budget.learn(f"{kind} histogram" if histograms else kind, time.perf_counter() - started)
+
+    def follow(self, timer: DeviceTimer, is_charged: bool) -> None:
+        self._timers.append((timer.stop(), is_charged))
+
+    def note_measured(self, kind: str, histograms: bool) -> None:
+        self._measured_at[kind] = self.step
+        if histograms:
+            self._measured_at[f"{kind} histogram"] = self.step
+
+    def charge_device_time(self) -> None:
+        """For what the device has done by now."""
+        if self._timers:
+            self.is_hidden = not self._timers[-1][0].has_begun()
+        while self._timers and (seconds := self._timers[0][0].seconds()) is not None:
+            _, is_charged = self._timers.popleft()
+            self._budget.spend(seconds if is_charged else 0.0)

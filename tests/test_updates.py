@@ -1,0 +1,265 @@
+"""What an optimizer did to the weights: a sample against the whole, computed here in float64 from full copies."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import holter
+from holter.samples import MOST, Sampler, stride_of
+from holter.updates import _corrected
+
+OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "SGD": lambda p: torch.optim.SGD(p, lr=0.1),
+    "momentum": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9),
+    "Adam": lambda p: torch.optim.Adam(p, lr=1e-3),
+    "AdamW": lambda p: torch.optim.AdamW(p, lr=1e-3, weight_decay=0.1),
+    "RMSprop": lambda p: torch.optim.RMSprop(p, lr=1e-3),
+    "Adafactor": lambda p: torch.optim.Adafactor(p, lr=1e-2),
+    "LBFGS": lambda p: torch.optim.LBFGS(p, lr=0.1, max_iter=3),
+}
+
+
+def an_mlp() -> tuple[nn.Module, Callable[[int], Tensor]]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 256), nn.Tanh(), nn.Linear(256, 10))
+    generator = torch.Generator().manual_seed(1)
+    return model, lambda step: model(torch.randn(32, 64, generator=generator)).log_softmax(1)[:, :5].mean().neg()
+
+
+def a_convnet() -> tuple[nn.Module, Callable[[int], Tensor]]:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 32, 3), nn.BatchNorm2d(32), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.Flatten(), nn.LazyLinear(10)
+    )
+    generator = torch.Generator().manual_seed(1)
+    model(torch.randn(2, 3, 8, 8, generator=generator))
+    return model.to(
+        memory_format=torch.channels_last
+    ), lambda step: model(torch.randn(16, 3, 8, 8, generator=generator)).square().mean()
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.lstm, self.head = nn.Embedding(50, 32), nn.LSTM(32, 64), nn.Linear(64, 50)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(self.lstm(self.table(tokens))[0])
+
+
+def an_lstm() -> tuple[nn.Module, Callable[[int], Tensor]]:
+    torch.manual_seed(0)
+    model = Recurrent()
+    generator = torch.Generator().manual_seed(1)
+
+    def loss(step: int) -> Tensor:
+        tokens = torch.randint(50, (12, 8), generator=generator)
+        return nn.functional.cross_entropy(model(tokens[:-1]).flatten(0, 1), tokens[1:].flatten())
+
+    return model, loss
+
+
+def a_transformer() -> tuple[nn.Module, Callable[[int], Tensor]]:
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(64, 4, 128, dropout=0.0, batch_first=True)
+    model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+    generator = torch.Generator().manual_seed(1)
+    return model, lambda step: (model(torch.randn(4, 10, 64, generator=generator)) - 1).square().mean()
+
+
+def a_gpt2() -> tuple[nn.Module, Callable[[int], Tensor]]:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(n_layer=2, n_head=2, n_embd=64, vocab_size=300, n_positions=32)
+    model = transformers.GPT2LMHeadModel(config)
+    generator = torch.Generator().manual_seed(1)
+
+    def loss(step: int) -> Tensor:
+        tokens = torch.randint(300, (4, 16), generator=generator)
+        return model(input_ids=tokens, labels=tokens).loss
+
+    return model, loss
+
+
+MODELS = {"mlp": an_mlp, "convnet": a_convnet, "lstm": an_lstm, "transformer": a_transformer, "gpt2": a_gpt2}
+STEPS = 8
+
+
+def train(
+    build: Callable[[], tuple[nn.Module, Callable[[int], Tensor]]], optimizer_name: str, **options: Any
+) -> tuple[holter.Monitor, list[dict[str, tuple[Tensor, Tensor, Tensor | None]]]]:
+    """The monitor, and for each step and layer copies: weight before, weight after, gradient before the step."""
+    model, loss_of = build()
+    optimizer = OPTIMIZERS[optimizer_name](model.parameters())
+    seen = []
+    with holter.watch(model, optimizer, run=False, **{"updates": 1, "budget": None, **options}) as monitor:
+        for step in range(STEPS):
+
+            def closure() -> Tensor:
+                optimizer.zero_grad()
+                loss = loss_of(step)  # noqa: B023
+                loss.backward()
+                return loss
+
+            with_closure = optimizer_name == "LBFGS"
+            if not with_closure:
+                closure()
+            before = {n: p.detach().double().clone() for n, p in model.named_parameters()}
+            gradients = {n: p.grad.double().clone() for n, p in model.named_parameters() if p.grad is not None}
+            optimizer.step(closure) if with_closure else optimizer.step()
+            after = {n: p.detach().double().clone() for n, p in model.named_parameters()}
+            seen.append({n: (before[n], after[n], gradients.get(n)) for n in before})
+        _ = monitor.history
+    return monitor, seen
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("name", MODELS)
+def test_the_update_is_that_of_the_whole_tensor(name: str, optimizer: str) -> None:
+    """Within 3 % for tensors of which a sample is taken, exact for smaller ones."""
+    monitor, seen = train(MODELS[name], optimizer)
+    assert monitor.findings == ()
+    steps, layers, norms = monitor.history.series("update", "norm")
+    _, _, ratios = monitor.history.series("update", "ratio")
+    _, _, unchanged = monitor.history.series("update", "unchanged")
+    assert len(steps) >= STEPS - 1 and len(layers) == len(seen[0])
+    for line, step in enumerate(steps.tolist()):
+        for place, layer in enumerate(layers):
+            before, after, _ = seen[step][layer]
+            change, is_whole = after - before, before.numel() <= MOST
+            within = 1e-5 if is_whole else 0.03
+            assert norms[line, place] == pytest.approx(change.norm().item(), rel=within, abs=1e-12), (step, layer)
+            if before.norm() > 0:
+                expected = (change.norm() / before.norm()).item()
+                assert ratios[line, place] == pytest.approx(expected, rel=2e-5 if is_whole else 0.06, abs=1e-12)
+            if is_whole:
+                assert unchanged[line, place] == pytest.approx((change == 0).double().mean().item())
+
+
+def test_a_plain_average_would_miss_heavy_tails() -> None:
+    """The planted fault of the test above: without its correction the sample of a sparse gradient is far off."""
+    rng = np.random.default_rng(0)
+    gradient = rng.standard_t(2.5, size=200_000)
+    update = -0.1 * gradient
+    picked = slice(None, None, stride_of(len(gradient)))
+    sample, count = gradient[picked], len(gradient[picked])
+    rows = (
+        holter.statistics_rows_of(update[picked]) if hasattr(holter, "statistics_rows_of") else _rows_of(update[picked])
+    )
+    args = [
+        np.array([float(value)])
+        for value in (
+            count,
+            len(gradient),
+            (sample**2).sum(),
+            (sample**4).sum(),
+            (sample**2 * update[picked] ** 2).sum(),
+        )
+    ]
+    truth = (update**2).sum()
+    better = _corrected(rows, *args, np.array([(gradient**2).sum()]))[0]
+    plain = _corrected(rows, *args, np.array([math.nan]))[0]
+    assert better == pytest.approx(truth, rel=1e-6) and abs(plain / truth - 1) > 0.06
+
+
+def _rows_of(values: np.ndarray) -> Any:
+    from holter.statistics.measure import measure_rows
+
+    return measure_rows([torch.from_numpy(values)])
+
+
+def test_the_formula_and_the_cosine_are_beside_it() -> None:
+    """E2: lr x |g| / |w|; and the cosine with the gradients of the step before."""
+    monitor, seen = train(an_mlp, "SGD")
+    _, layers, planned = monitor.history.series("update", "planned_ratio")
+    _, _, cosines = monitor.history.series("update", "cosine")
+    assert np.isnan(cosines[0]).all()
+    for step in range(1, STEPS):
+        for place, layer in enumerate(layers):
+            before, _, gradient = seen[step][layer]
+            earlier = seen[step - 1][layer][2]
+            assert gradient is not None and earlier is not None
+            assert planned[step, place] == pytest.approx((0.1 * gradient.norm() / before.norm()).item(), rel=0.05)
+            expected = nn.functional.cosine_similarity(gradient.flatten(), earlier.flatten(), dim=0).item()
+            within = 1e-5 if gradient.numel() <= MOST else 0.1
+            assert cosines[step, place] == pytest.approx(expected, abs=within)
+
+
+def test_the_cosine_needs_no_update_at_the_step_before() -> None:
+    """With a pace of four, gradients are sampled one step ahead of each update."""
+    monitor, _ = train(an_mlp, "SGD", updates=4)
+    steps, _, cosines = monitor.history.series("update", "cosine")
+    assert steps.tolist() == [0, 4] and not np.isnan(cosines[1]).any()
+
+
+def test_weights_whose_bits_do_not_change_are_seen() -> None:
+    """bf16 weights and a small rate: most updates are lost."""
+    model = nn.Linear(100, 100).bfloat16()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-5)
+    with holter.watch(model, optimizer, run=False, updates=1, budget=None) as monitor:
+        before = model.weight.detach().clone()
+        model(torch.ones(4, 100).bfloat16()).sum().backward()
+        optimizer.step()
+    share = (before == model.weight).double().mean().item()
+    _, layers, unchanged = monitor.history.series("update", "unchanged")
+    assert unchanged[0, layers.index("weight")] == pytest.approx(share, abs=0.03) and share > 0.5
+
+
+def test_a_clip_of_holters_does_not_mislead_the_correction() -> None:
+    """Rows are of the gradients before the clip, the sample is of those after it."""
+    model, loss_of = an_mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with holter.watch(model, optimizer, run=False, updates=1, budget=None) as monitor:
+        loss_of(0).backward()
+        assert monitor.clip_grad_norm_(1e-3) > 1e-3
+        before = model[2].weight.detach().double().clone()
+        optimizer.step()
+    _, layers, norms = monitor.history.series("update", "norm")
+    assert norms[0, layers.index("2.weight")] == pytest.approx((model[2].weight - before).norm().item(), rel=1e-3)
+
+
+def test_parameters_without_a_gradient_have_no_update() -> None:
+    model, loss_of = an_mlp()
+    model[2].weight.requires_grad_(False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with holter.watch(model, optimizer, run=False, updates=1) as monitor:
+        loss_of(0).backward()
+        optimizer.step()
+    assert "2.weight" not in monitor.history.layers("update") and "0.weight" in monitor.history.layers("update")
+
+
+def test_no_update_is_recorded_of_a_step_that_raised() -> None:
+    class Broken(torch.optim.SGD):
+        fails = True
+
+        def step(self, closure: Any = None) -> Any:
+            if self.fails:
+                raise RuntimeError("no")
+            return super().step(closure)
+
+    model, loss_of = an_mlp()
+    optimizer = Broken(model.parameters(), lr=0.1)
+    with holter.watch(model, optimizer, run=False, updates=1) as monitor:
+        loss_of(0).backward()
+        with pytest.raises(RuntimeError, match="no"):
+            optimizer.step()
+        optimizer.fails = False
+        optimizer.step()
+        assert len(monitor.history.series("update", "norm")[0]) == 1
+
+
+def test_a_sample_misses_no_column() -> None:
+    """A stride that divides the width of a matrix would see the same columns in every row."""
+    for width in (512, 768, 1024, 2048, 4096):
+        stride = stride_of(width * width)
+        columns = {place % width for place in range(0, width * width, stride)}
+        assert len(columns) > 0.7 * min(width, MOST)
+    assert Sampler([10, 4096, 4097, 10**6], torch.device("cpu")).counts[:2] == [10, 4096]
+    assert all(count <= MOST for count in Sampler([10, 4096, 4097, 10**6], torch.device("cpu")).counts)
