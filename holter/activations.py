@@ -1,0 +1,381 @@
+"""ActivationCapture: what the layers of a model put out in the training forwards of an armed step.
+
+Hooks are on the modules only while it is armed, so every other step runs the model untouched. Each activation is
+measured in its hook, at once: an in-place layer may overwrite it right after, and one that is kept would stay in
+memory although the training had let it go (activation checkpointing). Only small results are kept.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils.hooks import RemovableHandle
+
+from holter.attention import Kind, attention_statistics, first_floating, kind_of, logit_statistics, logits_in
+from holter.problems import Complaint, Problems
+from holter.statistics.activation import Bounds, Signals, measure_signals
+from holter.statistics.device_rows import DeviceRows
+from holter.statistics.measure import unmeasurable
+
+Measure = Callable[[list[Tensor]], DeviceRows]
+Select = Callable[[str, nn.Module], bool]
+
+# Modules that only pass on what came in: their activations are those of the layer before, or its zeros by chance.
+PASSIVE = (nn.Identity, nn.Flatten, nn.Unflatten, nn.modules.dropout._DropoutNd)
+_CHANNELS_FIRST = (
+    *(nn.modules.conv._ConvNd, nn.modules.batchnorm._NormBase, nn.GroupNorm),
+    *(nn.modules.pooling._MaxPoolNd, nn.modules.pooling._AvgPoolNd),
+    *(nn.modules.pooling._AdaptiveAvgPoolNd, nn.modules.pooling._AdaptiveMaxPoolNd),
+)
+_UNITS_LAST = (nn.Linear, nn.LayerNorm, nn.RMSNorm, nn.Embedding, nn.RNNBase, nn.MultiheadAttention)
+
+
+@dataclass(frozen=True, eq=False)
+class ActivationRows:
+    """The activations of one device, in the order in which the modules first finished."""
+
+    layers: tuple[str, ...]
+    calls: tuple[int, ...]  # of each layer in the step; the first call is the one measured
+    units: tuple[int, ...]
+    rows: DeviceRows
+    signals: Tensor  # float32 [n, len(SIGNALS)]
+    alive: tuple[Tensor, ...]  # bool [units] each, for a Window
+
+
+@dataclass(frozen=True, eq=False)
+class Activations:
+    """All that was seen in an armed step; tensors are still on their devices."""
+
+    order: tuple[str, ...]  # all layers, in the order in which they first finished: their depth
+    blocks: frozenset[str]  # those that are whole blocks
+    parts: tuple[ActivationRows, ...]  # a part a device
+    attention: Mapping[str, Tensor]  # float32 [len(ATTENTION)] by layer
+    logits: Tensor | None  # float32 [len(LOGITS)] of the model's output
+
+
+@dataclass(eq=False)
+class _Seen:
+    signals: Signals
+    rows: DeviceRows
+    calls: int = 1
+
+
+@dataclass(eq=False)
+class _Step:
+    """What has been seen since `arm`."""
+
+    layers: dict[str, _Seen] = field(default_factory=dict)
+    unit_dims: dict[torch.Size, int] = field(default_factory=dict)  # shape -> as a layer that knows it last had it
+    projected: dict[str, Tensor] = field(default_factory=dict)  # only while their attention module runs
+    attention: dict[str, Tensor] = field(default_factory=dict)
+    logits: Tensor | None = None
+
+
+class ActivationCapture:
+    """Watches one model, which it does not hold. Whatever fails in its hooks stays in them.
+
+    `measure` gives the row of a tensor: a Measurer of its own is best, since the shapes are others than the weights'.
+    `selected(name, module)` chooses among leaf modules, blocks and attentions; without it all are watched that do
+    more than pass on what they get.
+    """
+
+    def __init__(self, model: nn.Module, problems: Problems, measure: Measure, selected: Select | None = None) -> None:
+        self._model, self._problems, self._measure = weakref.ref(model), problems, measure
+        self._selected = selected or (lambda name, module: not isinstance(module, PASSIVE))
+        self._handles: list[RemovableHandle] = []
+        self._step = _Step()
+        self._blocks: frozenset[str] = frozenset()
+        self._in_training_forward = False
+        self.unobserved: tuple[str, ...] = compiled_parts(model)
+
+    @property
+    def observed(self) -> bool:
+        """False where nothing can be seen: the whole model is compiled or scripted, or gone."""
+        return self._model() is not None and "" not in self.unobserved
+
+    @property
+    def is_armed(self) -> bool:
+        return bool(self._handles)
+
+    def arm(self, *, in_forward: bool = False) -> None:
+        """Watches the training forwards from now until `collect`.
+
+        Best called by the model's own forward pre-hook, which then says so with `in_forward`: it does not run where
+        the model is compiled away, while hooks that are there when the compiler comes cost a second compilation.
+        """
+        self._remove_hooks()
+        self._step = _Step()
+        self._in_training_forward = in_forward
+        model = self._model()
+        if model is not None:
+            with self._problems.contained("watch activations"):
+                self.unobserved = compiled_parts(model)
+                if self.observed:
+                    self._attach(model)
+
+    def collect(self) -> Activations | None:
+        """Hands over what was seen and takes the hooks away; None where nothing was seen."""
+        self._remove_hooks()
+        self._in_training_forward = False
+        step, self._step = self._step, _Step()
+        if not step.layers and step.logits is None:
+            return None
+        with self._problems.contained("collect activations"), _aside():
+            order = tuple(step.layers)
+            return Activations(order, self._blocks & set(order), _by_device(step), step.attention, step.logits)
+        return None
+
+    # Attaching ------------------------------------------------------------------------------------------------
+
+    def _attach(self, model: nn.Module) -> None:
+        modules = dict(_walk(model))
+        blocks = {id(block) for module in modules.values() for block in blocks_in(module)}
+        self._blocks = frozenset(name for name, module in modules.items() if id(module) in blocks)
+        self._on(model.register_forward_pre_hook, "", ActivationCapture._begin_forward)
+        for name, module in modules.items():
+            if isinstance(module, nn.TransformerEncoderLayer):
+                self._on(module.register_forward_pre_hook, name, ActivationCapture._yield_to_evaluation)
+            is_layer = id(module) in blocks or is_leaf(module) or isinstance(module, nn.MultiheadAttention)
+            if is_layer and self._selected(name, module):
+                self._on(module.register_forward_hook, name or "model", ActivationCapture._see)
+            kind = kind_of(module)
+            if kind is not None and self._selected(name, module):
+                self._attach_attention(name or "model", module, kind)
+        self._on(model.register_forward_hook, "", ActivationCapture._end_forward)
+
+    def _attach_attention(self, name: str, module: nn.Module, kind: Kind) -> None:
+        for part in kind.projections:
+            projection = getattr(module, part)
+            self._on(projection.register_forward_hook, f"{name}.{part}", ActivationCapture._see_projection)
+        hook = _Hook(self, name, ActivationCapture._see_attention)
+        self._handles.append(module.register_forward_hook(hook, with_kwargs=True))
+
+    def _on(self, register: Callable[..., RemovableHandle], name: str, see: Callable[..., None]) -> None:
+        self._handles.append(register(_Hook(self, name, see)))
+
+    def _remove_hooks(self) -> None:
+        while self._handles:
+            self._handles.pop().remove()
+
+    # The hooks ------------------------------------------------------------------------------------------------
+
+    def _begin_forward(self, name: str, model: nn.Module, args: Any) -> None:
+        self._yield_to_evaluation(name, model, args)
+        self._in_training_forward = model.training and torch.is_grad_enabled() and not _recomputes()
+
+    def _end_forward(self, name: str, model: nn.Module, args: Any, output: Any) -> None:
+        counts, self._in_training_forward = self._counts(model), False
+        logits = logits_in(output) if counts and self._step.logits is None else None
+        if logits is not None:
+            with _aside(logits.device):
+                self._step.logits = logit_statistics(_plain(logits))
+
+    def _yield_to_evaluation(self, name: str, module: nn.Module, args: Any) -> None:
+        """torch's encoder layers take another path in evaluation when they bear hooks, with other last bits.
+
+        What was seen until then stands.
+        """
+        if not module.training:
+            self._remove_hooks()
+
+    def _see(self, name: str, module: nn.Module, args: Any, output: Any) -> None:
+        if not self._counts(module):
+            return
+        seen = self._step.layers.get(name)
+        if seen is not None:
+            seen.calls += 1  # a shared module, or another micro-batch: the first call stands for the step
+            return
+        y = first_floating(output)
+        if y is None or not y.numel() or not y.ndim:
+            return
+        with _aside(y.device):
+            y = _plain(y)
+            signals = measure_signals(y, self._unit_dim(module, y), _bounds_of(module))
+            self._step.layers[name] = _Seen(signals, self._measure([y]))
+
+    def _see_projection(self, name: str, module: nn.Module, args: Any, output: Any) -> None:
+        if self._counts(module) and name.rpartition(".")[0] not in self._step.attention:
+            self._step.projected[name] = _plain(output)
+
+    def _see_attention(self, name: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        kind = kind_of(module)
+        if kind is None or not self._counts(module) or name in self._step.attention:
+            return
+        projected = [self._step.projected.pop(f"{name}.{part}", None) for part in kind.projections]
+        found = [one for one in projected if one is not None]
+        if len(found) < len(projected):
+            raise Complaint("the queries and keys of an attention were not seen")
+        y = first_floating(output)
+        with _aside(y.device if y is not None else None):
+            self._step.attention[name] = attention_statistics(kind, module, args, kwargs, found)
+
+    def _counts(self, module: nn.Module) -> bool:
+        """Whether this call is part of a training forward.
+
+        Where the model itself was called it decides for all that runs within: reentrant checkpointing runs its part
+        without gradients first, and frozen layers are often in evaluation mode. A backward computes nothing new.
+        """
+        if _recomputes() or torch._C._functorch.peek_interpreter_stack() is not None:
+            return False
+        return self._in_training_forward or (module.training and torch.is_grad_enabled())
+
+    def _unit_dim(self, module: nn.Module, y: Tensor) -> int:
+        """The dimension that tells units apart; an activation function takes it from the layer before, by shape."""
+        dims = self._step.unit_dims
+        if isinstance(module, _CHANNELS_FIRST):
+            dims[y.shape] = min(1, y.ndim - 1)
+        elif isinstance(module, _UNITS_LAST):
+            dims[y.shape] = y.ndim - 1
+        return dims.get(y.shape, 1 if y.ndim > 3 else y.ndim - 1)
+
+
+class _Hook:
+    """One hook of an armed capture. A copied or pickled model carries a harmless stand-in instead."""
+
+    def __init__(self, capture: ActivationCapture, name: str, see: Callable[..., None]) -> None:
+        self._capture, self._name, self._see = weakref.ref(capture), name, see
+
+    def __call__(self, module: nn.Module, *what: Any) -> None:
+        if torch.compiler.is_compiling():
+            return  # a constant for the compiler: nothing of the hook stays in the graph
+        capture = self._capture()
+        if capture is not None:
+            with capture._problems.contained("see an activation"):
+                self._see(capture, self._name, module, *what)
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return getattr, (contextlib.nullcontext(), "__exit__")  # as capture.py's: takes anything, does nothing
+
+
+# What is watched ----------------------------------------------------------------------------------------------
+
+
+def _walk(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Modules under torch's names, each once, but not what is inside compiled parts or makes up a weight."""
+    seen: set[int] = set()
+    stack = [("", model)]
+    while stack:
+        name, module = stack.pop()
+        if id(module) in seen or is_compiled(module):
+            continue
+        seen.add(id(module))
+        yield name, module
+        children = [(f"{name}.{key}" if name else key, child) for key, child in _children(module)]
+        stack.extend(reversed(children))
+
+
+def _children(module: nn.Module) -> list[tuple[str, nn.Module]]:
+    return [(key, child) for key, child in module.named_children() if key != "parametrizations"]
+
+
+def is_leaf(module: nn.Module) -> bool:
+    return not _children(module)
+
+
+def blocks_in(module: nn.Module) -> list[nn.Module]:
+    """The elements of a list of modules that repeats one type, where they are made of several modules each."""
+    children = [child for _, child in _children(module)]
+    is_list = isinstance(module, nn.ModuleList | nn.Sequential) and len(children) > 1
+    return children if is_list and len(set(map(type, children))) == 1 and not any(map(is_leaf, children)) else []
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Whether torch.compile or TorchScript runs this module, so that hooks inside it would not, or not for free."""
+    return (
+        isinstance(module, torch.jit.ScriptModule)
+        or getattr(module, "_compiled_call_impl", None) is not None  # module.compile()
+        or type(module).__name__ == "OptimizedModule"  # torch.compile(module); its class is slow to import
+        or hasattr(module.forward, "_torchdynamo_orig_callable")  # a forward that was decorated
+    )
+
+
+def compiled_parts(model: nn.Module) -> tuple[str, ...]:
+    """Names of what is not observed because it is compiled; the empty name stands for the whole model."""
+    if is_compiled(model):
+        return ("",)
+    return tuple(
+        f"{name}.{key}" if name else key
+        for name, module in _walk(model)
+        for key, child in _children(module)
+        if is_compiled(child)
+    )
+
+
+def _bounds_of(module: nn.Module) -> Bounds | None:
+    if isinstance(module, nn.ReLU6):
+        return Bounds(None, 6.0)
+    if isinstance(module, nn.Hardtanh):
+        return Bounds(module.min_val, module.max_val)
+    if isinstance(module, nn.Sigmoid | nn.Hardsigmoid):
+        return Bounds(0.0, 1.0)
+    return Bounds(-1.0, 1.0) if isinstance(module, nn.Tanh | nn.Softsign) else None
+
+
+# Measuring ------------------------------------------------------------------------------------------------------
+
+
+def _plain(y: Tensor) -> Tensor:
+    """A detached tensor that ordinary arithmetic can take, or a complaint."""
+    y = y.detach()
+    if hasattr(y, "to_local"):  # a DTensor: this process's part
+        y = y.to_local()
+    refused = unmeasurable(y)
+    if refused is None and type(y) not in (Tensor, nn.Parameter):
+        refused = f"a {type(y).__name__} is not a plain tensor"
+    if refused is None and y.layout is not torch.strided:
+        refused = f"{y.layout} activations are not supported"
+    if refused is None and y.is_cuda and torch.cuda.is_current_stream_capturing():
+        refused = "it would become part of a CUDA graph; the graph's replays are not observed"
+    if refused is not None:
+        raise Complaint(refused)
+    return y
+
+
+def _recomputes() -> bool:
+    """Whether a backward is running on this thread: checkpointing then runs forwards a second time."""
+    return torch._C._current_graph_task_id() != -1
+
+
+@contextlib.contextmanager
+def _aside(device: torch.device | None = None) -> Iterator[None]:
+    """Arithmetic that the training does not notice: no graph, no autocast, and no mode of the user's sees it.
+
+    Selective checkpointing keeps the results of chosen operators by their order in such a mode: one of ours among
+    them would make it hand out wrong ones in the backward.
+    """
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(torch.no_grad())
+        if device is not None:
+            stack.enter_context(torch.autocast(device.type, enabled=False))
+        if torch._C._len_torch_dispatch_stack():
+            stack.enter_context(_disable_current_modes())
+        yield
+
+
+def _by_device(step: _Step) -> tuple[ActivationRows, ...]:
+    groups: dict[torch.device, list[str]] = {}
+    for name, seen in step.layers.items():
+        groups.setdefault(seen.signals.alive.device, []).append(name)
+    return tuple(_joined(names, [step.layers[name] for name in names]) for names in groups.values())
+
+
+def _joined(names: list[str], seen: list[_Seen]) -> ActivationRows:
+    histograms = [one.rows.histograms for one in seen if one.rows.histograms is not None]
+    return ActivationRows(
+        layers=tuple(names),
+        calls=tuple(one.calls for one in seen),
+        units=tuple(one.signals.alive.numel() for one in seen),
+        rows=DeviceRows(
+            torch.cat([one.rows.values for one in seen]),
+            torch.cat(histograms) if len(histograms) == len(seen) else None,
+        ),
+        signals=torch.stack([one.signals.values for one in seen]),
+        alive=tuple(one.signals.alive for one in seen),
+    )

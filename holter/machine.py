@@ -1,0 +1,299 @@
+"""The machine under a training: memory, processors, GPU, collectives; and how much a batch holds.
+
+Everything here reads files, NVML or torch's own counters and waits for no device. It belongs on the writer's thread:
+a look takes tens of microseconds, NVML at times milliseconds. What cannot be read is absent, "not observed", never 0.
+Torch is imported where it is used, so that who reads a stored run can turn its throttle bits into words.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+# NVML's bits for what slows a busy GPU down against the user's will. Idleness and clocks that someone chose are not
+# among them. https://docs.nvidia.com/deploy/nvml-api/group__nvmlClocksEventReasons.html
+THROTTLE = {
+    0x04: "power cap",
+    0x08: "hardware slowdown",
+    0x20: "heat (software)",
+    0x40: "heat (hardware)",
+    0x80: "power brake",
+}
+
+
+def throttle_words(bits: float) -> tuple[str, ...]:
+    """The words for a recorded `machine/gpu_throttled`.
+
+    >>> throttle_words(68.0)
+    ('power cap', 'heat (hardware)')
+    """
+    return tuple(word for bit, word in THROTTLE.items() if int(bits) & bit)
+
+
+class Machine:
+    """This process and its device, at most every `every` seconds. For one thread, not the training's.
+
+    Memory in bytes, temperature in degrees Celsius, power in watts, shares from 0 to 1. The processes of a loader's
+    workers are not counted.
+    """
+
+    def __init__(self, device: torch.device | None = None, *, every: float = 1.0) -> None:
+        self._device = device if device is not None and device.type == "cuda" else None
+        self._every, self._looked = every, -float("inf")
+        self._cores = _cores()
+        self._clock, self._processor = time.perf_counter(), time.process_time()
+        self._nvml: Nvml | None = None
+        self._process = os.getpid()
+
+    @property
+    def note(self) -> str:
+        """Why NVML's numbers are not observed; empty while they are, or before the first look."""
+        return self._nvml.note if self._nvml is not None else ""
+
+    def scalars(self) -> dict[str, float]:
+        """The numbers of now; empty when the last look was a moment ago, and in a forked child."""
+        now = time.perf_counter()
+        if now - self._looked < self._every or os.getpid() != self._process:
+            return {}
+        self._looked = now
+        return {**_process_memory(), **self._processors(now), **self._gpu()}
+
+    def close(self) -> None:
+        if self._nvml is not None:
+            self._nvml.close()
+
+    def _processors(self, now: float) -> dict[str, float]:
+        """The share of its cores that this process has used since the last look."""
+        used, passed = time.process_time() - self._processor, now - self._clock
+        self._processor, self._clock = self._processor + used, now
+        share = {"machine/cpu_share": used / passed / self._cores} if passed > 0 else {}
+        return {**share, "machine/cpu_cores": self._cores}
+
+    def _gpu(self) -> dict[str, float]:
+        import torch
+
+        if self._device is None or not torch.cuda.is_initialized():
+            return {}
+        if self._nvml is None:
+            self._nvml = Nvml(self._device)  # here, since loading it may take long
+        return {**_gpu_memory(self._device), **self._nvml.scalars()}
+
+
+def _cores() -> float:
+    """Cores that this process may use: by its affinity, and by the quota of its container (cgroup v2)."""
+    if hasattr(os, "sched_getaffinity"):
+        cores = float(len(os.sched_getaffinity(0)))
+    else:
+        cores = float(os.cpu_count() or 1)
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text("ascii").split()
+        return cores if quota == "max" else min(cores, int(quota) / int(period))
+    except (OSError, ValueError):  # no cgroup v2: no quota that we could know
+        return cores
+
+
+def _process_memory() -> dict[str, float]:
+    """Resident memory now and at its peak. Without /proc only the peak can be known."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text("ascii").split()[1])
+        status = Path("/proc/self/status").read_text("utf-8", "replace")
+    except OSError:
+        return _peak_by_resource()
+    now = float(pages * os.sysconf("SC_PAGE_SIZE"))
+    # Not ru_maxrss: on Linux a process inherits that of whoever started it.
+    peak = next((1024.0 * int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM:")), None)
+    # The two files may be a moment apart, and the kernel sums its counters lazily.
+    highest = {"machine/process_memory_peak": max(peak, now)} if peak is not None else _peak_by_resource()
+    return {"machine/process_memory": now, **highest}
+
+
+def _peak_by_resource() -> dict[str, float]:
+    try:
+        import resource
+    except ImportError:  # Windows
+        return {}
+    unit = 1.0 if sys.platform == "darwin" else 1024.0
+    return {"machine/process_memory_peak": unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss}
+
+
+def _gpu_memory(device: torch.device) -> dict[str, float]:
+    """What torch's allocator holds, by its own counters. The peak is since the user last reset it."""
+    import torch
+
+    stats = torch.cuda.memory_stats_as_nested_dict(device)  # memory_stats() without flattening 100 of them
+    if not stats:
+        return {}
+    allocated = stats["allocated_bytes"]["all"]
+    return {
+        "machine/gpu_memory": float(allocated["current"]),
+        "machine/gpu_memory_peak": float(allocated["peak"]),
+        "machine/gpu_memory_reserved": float(stats["reserved_bytes"]["all"]["current"]),
+        "machine/gpu_memory_total": float(torch.cuda.get_device_properties(device).total_memory),
+    }
+
+
+class Nvml:
+    """NVIDIA's own numbers of one GPU, by the optional package nvidia-ml-py. The first failure switches it off."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.note = ""
+        self._library: Any = None
+        self._readings: dict[str, Callable[[], float]] = {}
+        try:
+            import pynvml
+
+            pynvml.nvmlInit()
+            self._library = pynvml
+            self._readings = _readings(pynvml, _handle(pynvml, device))
+        except ImportError:
+            self.note = "the package nvidia-ml-py is not installed (pip install holter[gpu])"
+        except Exception as error:  # of the driver or of an older package, whatever its class
+            self._switch_off(error)
+
+    def scalars(self) -> dict[str, float]:
+        found: dict[str, float] = {}
+        for name, read in list(self._readings.items()):
+            try:
+                found[name] = read()
+            except Exception as error:
+                if not isinstance(error, self._library.NVMLError_NotSupported):
+                    self._switch_off(error)
+                    return found
+                del self._readings[name]  # this GPU has no such number; it has others
+        return found
+
+    def close(self) -> None:
+        library, self._library, self._readings = self._library, None, {}
+        if library is not None:
+            try:
+                library.nvmlShutdown()
+            except Exception as error:  # the driver is gone already
+                self.note = self.note or f"NVML could not be closed ({type(error).__name__})"
+
+    def _switch_off(self, error: Exception) -> None:
+        self.note = f"NVML failed ({type(error).__name__})"
+        self.close()
+
+
+def _handle(pynvml: Any, device: torch.device) -> Any:
+    """By the GPU's own id: its number in CUDA is another one where CUDA_VISIBLE_DEVICES hides some."""
+    import torch
+
+    uuid = getattr(torch.cuda.get_device_properties(device), "uuid", None)
+    if uuid is not None:
+        return pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
+    if "CUDA_VISIBLE_DEVICES" in os.environ:
+        raise LookupError("this torch does not tell which GPU it uses")
+    return pynvml.nvmlDeviceGetHandleByIndex(device.index or 0)
+
+
+def _readings(pynvml: Any, handle: Any) -> dict[str, Callable[[], float]]:
+    def throttled() -> float:
+        return float(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle) & sum(THROTTLE))
+
+    return {
+        "machine/gpu_utilisation": lambda: pynvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100.0,
+        "machine/gpu_temperature": lambda: float(pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU)),
+        "machine/gpu_power": lambda: pynvml.nvmlDeviceGetPowerUsage(handle) / 1000.0,  # it gives milliwatts
+        "machine/gpu_throttled": throttled,
+    }
+
+
+class CollectiveClock:
+    """Time in collectives, as far as it can be had without touching anything of the user's: for a DDP model only.
+
+    torch.distributed has no public hook around its collectives; to time them one would have to replace its functions
+    or the user's process group, which a monitor must not do. DDP's reducer takes its own times: of its first 10
+    iterations and then of every 100th, and only those are told, each once. With FSDP, or where the module inside the
+    DDP is watched, nothing is observed. Its logging data are a prototype of torch's: if they change, the same.
+
+    For the training thread, after the optimizer's step: during a backward the reducer holds its lock, and a Python
+    communication hook waits for the GIL meanwhile, so that another thread could block both. A look takes 100 us, so
+    after the first ones only every 20th call looks.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = weakref.ref(model)
+        self._calls = 0
+        self._iteration: int | None = None  # that was told last
+
+    def scalars(self) -> dict[str, float]:
+        """`machine/collective_time`: seconds in which the gradients of one backward were reduced;
+        `machine/collective_exposed`: those of them not hidden behind its computation."""
+        self._calls += 1
+        data = self._logging_data() if self._calls <= 12 or self._calls % 20 == 0 else {}
+        iteration, comm = data.get("iteration"), data.get("backward_comm_time")
+        if not isinstance(iteration, int) or not isinstance(comm, int) or iteration == self._iteration:
+            return {}
+        self._iteration = iteration
+        overlap = data.get("backward_compute_comm_overlap_time", 0)
+        # In nanoseconds; clamped, since the two are taken by different events.
+        return {"machine/collective_time": 1e-9 * comm, "machine/collective_exposed": 1e-9 * max(comm - overlap, 0)}
+
+    def _logging_data(self) -> dict[str, Any]:
+        import torch
+
+        model = self._model()
+        if model is None or not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+            return {}
+        if not isinstance(model, torch.nn.parallel.DistributedDataParallel):
+            return {}
+        read = getattr(model, "_get_ddp_logging_data", None)
+        return dict(read()) if read is not None else {}
+
+
+# How much a batch holds, for throughput --------------------------------------------------------------------------
+
+_LOOKED_AT = 256  # things of a batch: a list of a million numbers is not walked through
+
+
+def samples_in(batch: Any) -> int | None:
+    """The leading dimension of the first tensor that has one; None where there is none.
+
+    >>> import torch
+    >>> samples_in({"step": torch.tensor(3), "inputs": [torch.zeros(8, 3), torch.zeros(8)]})
+    8
+    """
+    return next((tensor.size(0) for tensor in _tensors(batch) if tensor.dim() > 0), None)
+
+
+def tokens_in(batch: Any) -> int | None:
+    """The elements of the first tensor of batch x length token ids, padding included (to count it would be to wait).
+
+    Ids are what an embedding takes: 32 or 64 bit integers. A batch that begins with other content, as images with
+    their 2-D labels do, has no tokens: None.
+    """
+    import torch
+
+    for tensor in _tensors(batch):
+        if tensor.dim() == 2 and tensor.dtype in (torch.int32, torch.int64):
+            return tensor.numel()
+        if tensor.dim() > 1:
+            return None
+    return None
+
+
+def _tensors(batch: Any) -> Iterator[Tensor]:
+    """The tensors in tuples, lists and dictionaries, in their order."""
+    import torch
+
+    stack = [batch]
+    for _ in range(_LOOKED_AT):
+        if not stack:
+            return
+        thing = stack.pop()
+        if isinstance(thing, torch.Tensor):
+            yield thing
+        elif isinstance(thing, Mapping):
+            stack.extend(reversed(list(thing.values())))
+        elif isinstance(thing, tuple | list):
+            stack.extend(reversed(thing[:_LOOKED_AT]))
