@@ -103,9 +103,10 @@ class Collector:
 
     def training_forward(self) -> None:
         self._forward_since_step = True
-        self.forget_gradients()  # those that were read belong to a step that was not taken
+        self._gradients = None  # those that were read belong to a step that was not taken
 
-    def forget_gradients(self) -> None:
+    def forget_step(self) -> None:
+        """One that was begun and raised."""
         self._gradients = None
         self._before = []
 

@@ -46,7 +46,9 @@ HISTOGRAMS = Table(
     "histograms",
     {**_PLACE, "role": "text", "layer": "text", "lower": "number", "upper": "number", "count": "integer"},
 )
-TABLES = (SCALARS, ROWS, HISTOGRAMS)
+# What rows cannot hold, such as the ratio of an update: an open set of names, so a line each.
+EXTRAS = Table("extras", {**_PLACE, "role": "text", "layer": "text", "name": "text", "value": "number"})
+TABLES = (SCALARS, ROWS, HISTOGRAMS, EXTRAS)
 
 
 @dataclass(frozen=True)
@@ -94,6 +96,11 @@ def _lines_of(run: str, rank: int, record: Record) -> Iterator[tuple[Table, Line
     yield SCALARS, _lines(place | {"late": record.late}, _scalars(record))
     for role, layer_rows in record.rows.items():
         yield ROWS, _lines(place | {"role": role}, _rows(layer_rows))
+        for name, values in layer_rows.extras.items():
+            yield (
+                EXTRAS,
+                _lines(place | {"role": role, "name": name}, {"layer": list(layer_rows.layers), "value": values}),
+            )
         if layer_rows.rows.histograms is not None:
             yield HISTOGRAMS, _lines(place | {"role": role}, _histograms(layer_rows.layers, layer_rows.rows.histograms))
 

@@ -281,7 +281,7 @@ class Monitor:
         self._finish_step(optimizer, skipped=True)
 
     def step_raised(self) -> None:
-        self._collector.forget_gradients()
+        self._collector.forget_step()
 
     def _visible(self, seconds: float) -> float:
         """What so much time of the processor adds to the training."""

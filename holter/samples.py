@@ -5,6 +5,7 @@ The same places every time, so that two samples of a tensor can be compared numb
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -15,19 +16,24 @@ from holter.statistics.device_rows import is_dense, sent
 MOST = 4096  # numbers of a tensor
 
 
-def stride_of(size: int) -> int:
-    """Every so many elements are taken. Odd, so that in a matrix whose width is a power of two no column is missed."""
-    stride = -(-size // MOST)
-    return stride if stride % 2 else stride + 1
+def stride_of(shape: Sequence[int]) -> int:
+    """Every so many elements are taken: a number that has no factor in common with the shape, so that no row, column
+    or head is missed."""
+    size = math.prod(shape)
+    stride = max(1, -(-size // MOST))
+    while math.gcd(stride, size) > 1:
+        stride += 1
+    return stride
 
 
 class Sampler:
-    """Takes samples of tensors of these sizes, all on one device."""
+    """Takes samples of tensors of these shapes, all on one device."""
 
-    def __init__(self, sizes: Sequence[int], device: torch.device) -> None:
-        self.sizes = tuple(sizes)
-        self.strides = [stride_of(size) if size else 1 for size in sizes]
-        self.counts = [-(-size // stride) for size, stride in zip(sizes, self.strides, strict=True)]
+    def __init__(self, shapes: Sequence[Sequence[int]], device: torch.device) -> None:
+        self.shapes = tuple(tuple(shape) for shape in shapes)
+        self.sizes = tuple(math.prod(shape) for shape in shapes)
+        self.strides = [stride_of(shape) if math.prod(shape) > MOST else 1 for shape in shapes]
+        self.counts = [-(-size // stride) for size, stride in zip(self.sizes, self.strides, strict=True)]
         self._lengths = sent(self.counts, device)
 
     def take(self, tensors: Sequence[Tensor]) -> Tensor:

@@ -70,6 +70,7 @@ class Updates:
         taken = sampler.take(gradients) if len(gradients) == len(found) else None
         earlier = self._earlier
         is_last = earlier is not None and earlier[:2] == (step - 1, tuple(names))
+        self._earlier = (step, tuple(names), taken) if taken is not None else None
         return Before(
             tuple(names),
             sampler,
@@ -98,9 +99,9 @@ class Updates:
         return rows, sums
 
     def _sampler_for(self, tensors: Sequence[Tensor]) -> Sampler:
-        sizes = tuple(tensor.numel() for tensor in tensors)
-        if self._sampler is None or self._sampler.sizes != sizes:
-            self._sampler = Sampler(sizes, tensors[0].device)
+        shapes = tuple(tuple(tensor.shape) for tensor in tensors)
+        if self._sampler is None or self._sampler.shapes != shapes:
+            self._sampler = Sampler(shapes, tensors[0].device)
         return self._sampler
 
 

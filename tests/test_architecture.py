@@ -28,6 +28,7 @@ TORCH_SIDE = (
     "holter.samples",
     "holter.updates",
     "holter.activations",
+    "holter.activation_roles",
     "holter.attention",
     "holter.layer_roles",
     "holter.machine",

@@ -19,7 +19,7 @@ from torch import nn
 
 import holter
 from holter import export as export_module
-from holter.export import HISTOGRAMS, ROWS, SCALARS, TABLES, export
+from holter.export import EXTRAS, HISTOGRAMS, ROWS, SCALARS, TABLES, export
 from holter.statistics.histogram import bucket_of
 from holter.statistics.rows import COLUMNS, STATISTICS
 
@@ -84,7 +84,7 @@ def test_rows_read_back_with_every_column_and_statistic(form: str, run: holter.R
     table = exported(run, form, tmp_path)["rows"]
     assert list(table) == list(ROWS.columns)
     assert set(COLUMNS) | set(STATISTICS) <= set(table)
-    assert set(table["role"]) == set(run.history.roles) == {"gradient", "weight"}
+    assert set(table["role"]) == set(run.history.roles) == {"gradient", "update", "weight"}
     for role in run.history.roles:
         for statistic in STATISTICS:
             steps, layers, values = run.history.series(role, statistic)
@@ -93,6 +93,17 @@ def test_rows_read_back_with_every_column_and_statistic(form: str, run: holter.R
             np.testing.assert_array_equal(wide[list(layers)], values, err_msg=f"{role} {statistic}")
     squares = np.stack([r.rows["gradient"].rows.column("sum_squares") for r in run.records if "gradient" in r.rows])
     np.testing.assert_array_equal(table[table["role"] == "gradient"]["sum_squares"], squares.ravel())
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_extras_read_back_by_name(form: str, run: holter.Run, tmp_path: Path) -> None:
+    table = exported(run, form, tmp_path)["extras"]
+    assert list(table) == list(EXTRAS.columns) and set(table["role"]) == {"update"}
+    for name in run.history.extras("update"):
+        steps, layers, values = run.history.series("update", name)
+        wide = table[table["name"] == name].pivot(index="step", columns="layer", values="value")
+        assert wide.index.tolist() == steps.tolist()
+        np.testing.assert_array_equal(wide[list(layers)], values, err_msg=name)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -148,7 +159,7 @@ def test_every_run_has_the_same_parquet_schema(run: holter.Run, tmp_path: Path) 
     model = nn.Linear(4, 1)
     holter.watch(model, torch.optim.SGD(model.parameters()), run=tmp_path / "empty").close()
     full, empty = (export(one, "parquet", tmp_path / "out") for one in (run, holter.open_run(tmp_path / "empty")))
-    assert [file.lines for file in empty] == [0, 0, 0]
+    assert [file.lines for file in empty] == [0] * len(TABLES)
     for a, b in zip(full, empty, strict=True):
         assert pyarrow.parquet.read_schema(a.path).equals(pyarrow.parquet.read_schema(b.path))
     group = pyarrow.parquet.ParquetFile(full[1].path).metadata.row_group(0)
@@ -259,7 +270,7 @@ def test_parquet_without_pyarrow_says_what_to_install(
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(ValueError, match=r"pip install 'holter\[parquet\]'"):
         export(run, "parquet", tmp_path)
-    assert len(export(run, "csv", tmp_path)) == 3
+    assert len(export(run, "csv", tmp_path)) == len(TABLES)
 
 
 def test_an_unknown_form_is_refused_with_those_there_are(run: holter.Run, tmp_path: Path) -> None:

@@ -149,7 +149,7 @@ def test_no_fault_of_one_kind_reaches_the_training(
 def test_the_check_fails_for_an_unguarded_hook(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     """P1, planted fault: a guard that lets errors through."""
     injector = Injector(monkeypatch, 0)
-    injector.plant(collector.Collector, "read_gradients", ("a bug",))
+    injector.plant(collector.Collector, "clip", ("a bug",))
     monkeypatch.setattr("holter.problems._Contained.__exit__", lambda *_: False)
     with pytest.raises(RuntimeError, match="a bug"):
         _train_with(injector, tmp_path)

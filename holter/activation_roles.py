@@ -1,0 +1,91 @@
+"""Activations and attention as roles of a step: looked at in its forward, handed over before its update."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from holter.activations import ActivationCapture, ActivationRows, Select
+from holter.attention import ATTENTION, LOGITS
+from holter.draft import RoleRows
+from holter.problems import Problems
+from holter.record import Floats, LayerRows
+from holter.statistics.activation import SIGNALS, Window
+from holter.statistics.device_rows import DeviceRows
+from holter.statistics.measure import Measurer
+from holter.statistics.rows import COLUMNS, MAX, MIN, Rows
+
+_WINDOW = 3  # looks in a row at which a unit must be zero to be called dead for good
+
+
+@dataclass(frozen=True)
+class NamedSums:
+    """What stands beside rows, under these names."""
+
+    names: tuple[str, ...]
+
+    def __call__(
+        self, layers: tuple[str, ...], rows: Rows, sums: Floats, gradients: LayerRows | None, factor: float
+    ) -> LayerRows:
+        return LayerRows(layers, rows, dict(zip(self.names, sums.T, strict=True)))
+
+
+class ActivationRoles:
+    """Looks at what the layers of one model put out, at the steps at which it is told to."""
+
+    def __init__(self, model: nn.Module, problems: Problems, selected: Select | None = None) -> None:
+        # A measurer of its own: the shapes of activations would push those of the gradients out of its plans.
+        measurer = Measurer()
+        self._histograms = False
+        self._capture = ActivationCapture(
+            model, problems, lambda tensors: measurer.measure(tensors, histograms=self._histograms), selected
+        )
+        self._window = Window(_WINDOW)
+
+    @property
+    def is_armed(self) -> bool:
+        return self._capture.is_armed
+
+    @property
+    def observed(self) -> bool:
+        return self._capture.observed
+
+    def arm(self, histograms: bool) -> None:
+        """From the model's own forward pre-hook: this forward, and what else comes before the step."""
+        self._histograms = histograms
+        self._capture.arm(in_forward=True)
+
+    def collect(self) -> tuple[list[RoleRows], dict[str, Tensor]]:
+        """The rows of what was seen, and scalars of the model's output; the hooks are gone."""
+        seen = self._capture.collect()
+        if seen is None:
+            return [], {}
+        rows = [self._role(part) for part in seen.parts]
+        if seen.attention:
+            rows += _attention_roles(dict(seen.attention))
+        scalars = {} if seen.logits is None else dict(zip(LOGITS, seen.logits.unbind(), strict=True))
+        return rows, scalars
+
+    def _role(self, part: ActivationRows) -> RoleRows:
+        shares = self._window.add(dict(zip(part.layers, part.alive, strict=True)))
+        unknown = torch.full((), torch.nan, device=part.signals.device)
+        lasting = torch.stack([shares.get(layer, unknown) for layer in part.layers])
+        sums = torch.cat([part.signals, lasting[:, None].to(part.signals.dtype)], dim=1)
+        return RoleRows("activation", part.layers, part.rows, sums, NamedSums((*SIGNALS, "dead_lasting")))
+
+
+def _attention_roles(found: dict[str, Tensor]) -> list[RoleRows]:
+    """A role without rows of its own: nothing was counted."""
+    by_device: dict[torch.device, list[str]] = {}
+    for name, numbers in found.items():
+        by_device.setdefault(numbers.device, []).append(name)
+    roles = []
+    for device, names in by_device.items():
+        blank = torch.zeros(len(names), len(COLUMNS), dtype=torch.float64, device=device)
+        blank[:, MIN].fill_(torch.inf)
+        blank[:, MAX].fill_(-torch.inf)
+        sums = torch.stack([found[name] for name in names])
+        roles.append(RoleRows("attention", tuple(names), DeviceRows(blank), sums, NamedSums(ATTENTION)))
+    return roles
