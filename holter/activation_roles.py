@@ -50,12 +50,22 @@ class ActivationRoles:
 
     @property
     def observed(self) -> bool:
+        """False where the model is compiled or scripted as a whole: its layers cannot be looked at."""
         return self._capture.observed
+
+    @property
+    def seconds(self) -> float:
+        """That looking has taken of the training thread so far."""
+        return self._capture.seconds
 
     def arm(self, histograms: bool) -> None:
         """From the model's own forward pre-hook: this forward, and what else comes before the step."""
         self._histograms = histograms
         self._capture.arm(in_forward=True)
+
+    def give_up(self) -> None:
+        """What was seen belongs to no step."""
+        self._capture.collect()
 
     def collect(self) -> tuple[list[RoleRows], dict[str, Tensor]]:
         """The rows of what was seen, and scalars of the model's output; the hooks are gone."""

@@ -8,6 +8,7 @@ memory although the training had let it go (activation checkpointing). Only smal
 from __future__ import annotations
 
 import contextlib
+import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -93,6 +94,7 @@ class ActivationCapture:
         self._step = _Step()
         self._blocks: frozenset[str] = frozenset()
         self._in_training_forward = False
+        self.seconds = 0.0  # that its hooks have taken of the training thread so far
         self.unobserved: tuple[str, ...] = compiled_parts(model)
 
     @property
@@ -247,8 +249,10 @@ class _Hook:
             return  # a constant for the compiler: nothing of the hook stays in the graph
         capture = self._capture()
         if capture is not None:
+            began = time.perf_counter()
             with capture._problems.contained("see an activation"):
                 self._see(capture, self._name, module, *what)
+            capture.seconds += time.perf_counter() - began
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         return getattr, (contextlib.nullcontext(), "__exit__")  # as capture.py's: takes anything, does nothing

@@ -9,9 +9,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from holter.activation_roles import ActivationRoles
+from holter.attention import LOGITS
 from holter.budget import Budget
 from holter.cadence import Cadence
 from holter.capture import Layers, gradient_scale_of, held_by
@@ -27,7 +29,7 @@ BATCH = ("inputs", "targets")  # logged names whose tensors are measured as rows
 # Names of Holter's own; what a user logs under one of them is kept as logged/<name>.
 OWN = {
     *("learning_rate", "gradient_norm", "gradient_norm_clipped", "gradient_nonfinite", "clip_norm", "clip_max_norm"),
-    *("skipped", "loss_scale", "step_time", "monitor_cost", "dropped"),
+    *("skipped", "loss_scale", "step_time", "monitor_cost", "dropped", *LOGITS),
 }
 
 
@@ -61,6 +63,7 @@ class Collector:
 
     def __init__(
         self,
+        model: nn.Module,
         layers: Layers,
         settings: Settings,
         budget: Budget,
@@ -75,6 +78,8 @@ class Collector:
             with problems.contained("prepare to measure"):
                 self._measurer.prepare(layers.current()[1])
         self._cadence = Cadence(settings, budget)
+        self._activations = ActivationRoles(model, problems)
+        self._looked_before = 0.0  # seconds that looking at activations has been charged for
         self._pending = Draft()
         self._gradients: _Gradients | None = None  # read for the step that comes
         # What the last step was told under each name; None before the first step.
@@ -109,6 +114,7 @@ class Collector:
         """One that was begun and raised."""
         self._gradients = None
         self._before = []
+        self._activations.give_up()
 
     # What is logged -------------------------------------------------------------------------------------------
 
@@ -137,7 +143,7 @@ class Collector:
 
     def _add_all(self, draft: Draft, values: Mapping[str, Any]) -> None:
         for name, value in values.items():
-            if name in OWN or name.startswith("learning_rate/"):
+            if name in OWN or name.startswith(("learning_rate/", "machine/", "time/")):
                 self._problems.add(f"log {name}", Complaint(f"that name is Holter's own; it is kept as logged/{name}"))
                 name = f"logged/{name}"
             with self._problems.contained(f"log {name}"):
@@ -229,6 +235,32 @@ class Collector:
         self._pending.rows = [rows for rows in self._pending.rows if rows.role != "weight"]
         for part, rows in self._measure("weight", names, list(parameters), pace):
             self._pending.rows.append(RoleRows("weight", tuple(part), rows))
+
+    def look_at_activations(self) -> None:
+        """At the beginning of a training forward: at what the layers put out, if it is time to."""
+        pace, roles = self._settings.activations, self._activations
+        if pace is None or roles.is_armed or not self._cadence.is_wanted("activation", pace):
+            return
+        if not roles.observed:
+            self._pending.notes["activations"] = "not observed: the model is compiled"
+            return
+        roles.arm(self._cadence.wants_histogram("activation", pace))
+
+    def take_activations(self) -> None:
+        """Of the step that is being taken."""
+        if not self._activations.is_armed:
+            return
+        found, scalars = self._activations.collect()
+        self._pending.rows += found
+        for name, value in scalars.items():
+            self._add(self._pending, name, value)
+        seconds = self._activations.seconds - self._looked_before
+        self._looked_before += seconds
+        self._budget.spend(seconds)
+        self._budget.learn("activation", seconds)
+        if found:
+            has_histograms = any(rows.rows.histograms is not None for rows in found)
+            self._cadence.note_measured("activation", has_histograms)
 
     def before_update(self, optimizer: Optimizer) -> None:
         """Samples what this optimizer is about to change, and gradients one step ahead of that."""

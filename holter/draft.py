@@ -99,20 +99,25 @@ class Draft:
                 parts.setdefault(role_rows.role, []).append(LayerRows(role_rows.layers, rows))
         by_role = {role: _join(found) for role, found in parts.items()}
         _add_gradient_scalars(scalars, by_role.get("gradient"))
-        completed = self._completed(values, sums, by_role.get("gradient"), scale * _clipped_to(scalars))
+        completed = self._completed(
+            [Rows(*found) for found in zip(values, histograms, strict=True)],
+            sums,
+            by_role.get("gradient"),
+            scale * _clipped_to(scalars),
+        )
         by_role.update({role: _join(found) for role, found in completed.items()})
         return Record(self.step, self.time, {**scalars, **extra}, by_role, dict(self.notes), self.segment, self.late)
 
     def _completed(
-        self, values: list[Floats], sums: list[Floats | None], gradients: LayerRows | None, factor: float
+        self, rows: list[Rows], sums: list[Floats | None], gradients: LayerRows | None, factor: float
     ) -> dict[str, list[LayerRows]]:
         """`factor`: how many times as large as the recorded gradients those were that the optimizer found."""
         if self.notes.get("gradients_read_at") not in ("step", "clip"):
             gradients = None  # they are others than those that were sampled before the step
         parts: dict[str, list[LayerRows]] = {}
-        for role_rows, numbers, beside in zip(self.rows, values, sums, strict=True):
+        for role_rows, measured, beside in zip(self.rows, rows, sums, strict=True):
             if role_rows.complete is not None and beside is not None:
-                made = role_rows.complete(role_rows.layers, Rows(numbers), beside, gradients, factor)
+                made = role_rows.complete(role_rows.layers, measured, beside, gradients, factor)
                 parts.setdefault(role_rows.role, []).append(made)
         return parts
 

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import atexit
-import functools
 import logging
 import os
 import sys
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +21,9 @@ from holter.budget import Budget
 from holter.capture import Capture, Layers, is_watched
 from holter.collector import Collector
 from holter.diagnosis.finding import Finding, from_problem
+from holter.guarded import contained
 from holter.history import History
+from holter.machine import Machine
 from holter.problems import Complaint, Problems
 from holter.record import Ending, Problem
 from holter.run import Run
@@ -43,6 +44,7 @@ def watch(
     every: int = 1,
     weights: int | None = 100,
     updates: int | None = 10,
+    activations: int | None = 100,
     histograms: int | None = 100,
     scaler: Any | None = None,
     scheduler: Any | None = None,
@@ -53,9 +55,9 @@ def watch(
     """Records every optimizer step of this model from now on.
 
     `run` names the directory (`runs/<date-time-word>` by default; False keeps everything in memory). Gradients are
-    measured every `every` steps, `weights`, `updates` and `histograms` every so many, None for never, all within
-    `budget`: the share of the training time that monitoring may take (None for no limit, 0 for scalars only). Pass
-    the `scaler` of mixed precision so that the steps it skips are seen.
+    measured every `every` steps, `weights`, `updates`, `activations` and `histograms` every so many, None for never,
+    all within `budget`: the share of the training time that monitoring may take (None for no limit, 0 for scalars
+    only). Pass the `scaler` of mixed precision so that the steps it skips are seen.
 
     >>> import holter, torch
     >>> model = torch.nn.Linear(2, 1)
@@ -68,39 +70,8 @@ def watch(
     >>> len(monitor.history)
     1
     """
-    settings = Settings(every, weights, updates, histograms, budget, total_steps)
+    settings = Settings(every, weights, updates, activations, histograms, budget, total_steps)
     return Monitor(model, optimizer, settings, run=run, scaler=scaler, scheduler=scheduler, sinks=sinks)
-
-
-Method = TypeVar("Method", bound=Callable[..., Any])
-
-
-def _contained(purpose: str, charged: bool = True) -> Callable[[Method], Method]:
-    """For what the training thread calls: our own failure is kept as a problem and never reaches the training.
-
-    What failed, is closed, was inherited by a forked worker or would become part of a CUDA graph returns None. The
-    time it takes is `charged` to the budget.
-    """
-
-    def wrap(method: Method) -> Method:
-        @functools.wraps(method)
-        def guarded(self: Monitor, *args: Any, **kwargs: Any) -> Any:
-            if self._closed or os.getpid() != self._process:
-                return None
-            with self._problems.contained(purpose):
-                if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
-                    raise Complaint("it would become part of a CUDA graph; the graph's replays are not observed")
-                started = time.perf_counter()
-                result = method(self, *args, **kwargs)
-                seconds = time.perf_counter() - started
-                self._thread_seconds += seconds
-                self._budget.spend(self._visible(seconds) if charged else 0.0)
-                return result
-            return None
-
-        return cast(Method, guarded)
-
-    return wrap
 
 
 class Monitor:
@@ -130,14 +101,15 @@ class Monitor:
         self._budget = Budget(settings.budget)
         self._problems = Problems(self._tell)
         info = describe_training(model, optimizers, scheduler, settings.total_steps)
+        machine = Machine(next(model.parameters()).device)
         try:
-            self._writer = Writer(self.path, rank, info, sinks, self._problems.add)
+            self._writer = Writer(self.path, rank, info, sinks, self._problems.add, machine.scalars)
         except OSError as error:
             raise cannot_write(self.path, error) from error
         self._thread_seconds = 0.0  # of the training thread
         self._writer_seconds = 0.0  # that are charged to the budget
         self._layers = Layers(model)
-        self._collector = Collector(self._layers, settings, self._budget, self._writer.post, self._problems)
+        self._collector = Collector(model, self._layers, settings, self._budget, self._writer.post, self._problems)
         self._capture = Capture(model, optimizers, scaler, self, self._problems)
         self._run = Run(self.path, rank) if self.path is not None else None
         self._history = History()  # as last read
@@ -190,7 +162,7 @@ class Monitor:
                 self._history = self._run.history
         return self._history
 
-    @_contained("log values")
+    @contained("log values")
     def log(self, *unnamed: Any, **values: Any) -> None:
         """Adds values to the step: `log(loss=loss)`, before or after `optimizer.step()`.
 
@@ -261,9 +233,11 @@ class Monitor:
 
     def training_forward(self) -> None:
         self._collector.training_forward()
+        self._look_at_activations()
 
-    @_contained("read a step")
+    @contained("read a step")
     def before_step(self, optimizer: Optimizer, has_closure: bool) -> None:
+        self._collector.take_activations()
         self._collector.read_weights()
         # A closure computes the gradients inside the step, and Holter's own clip has seen them already.
         if not has_closure and not self._collector.has_gradients(optimizer):
@@ -277,11 +251,17 @@ class Monitor:
         self._finish_step(optimizer, skipped=False)
 
     def skipped_step(self, optimizer: Optimizer) -> None:
+        self._take_activations()
         self._read_gradients_of_skipped(optimizer)
         self._finish_step(optimizer, skipped=True)
 
     def step_raised(self) -> None:
         self._collector.forget_step()
+
+    def _take_note_of(self, seconds: float, charged: bool) -> None:
+        """Of the training thread's time."""
+        self._thread_seconds += seconds
+        self._budget.spend(self._visible(seconds) if charged else 0.0)
 
     def _visible(self, seconds: float) -> float:
         """What so much time of the processor adds to the training."""
@@ -289,12 +269,20 @@ class Monitor:
 
     # Guarded pieces: a failure in one does not keep the next from running -------------------------------------
 
-    @_contained("clip in one pass", charged=False)
+    @contained("look at activations")
+    def _look_at_activations(self) -> None:
+        self._collector.look_at_activations()
+
+    @contained("take the activations of a skipped step")
+    def _take_activations(self) -> None:
+        self._collector.take_activations()
+
+    @contained("clip in one pass", charged=False)
     def _clip_in_one_pass(self, max_norm: float) -> Tensor | None:
         self._warn_of_scaled_gradients()
         return self._collector.clip(max_norm)
 
-    @_contained("read the gradients at the clip")
+    @contained("read the gradients at the clip")
     def _read_gradients_at_clip(self) -> None:
         self._collector.read_gradients("clip")
         self._warn_of_scaled_gradients()
@@ -304,25 +292,25 @@ class Monitor:
             advice = "they are still multiplied by the loss scale: call scaler.unscale_(optimizer) before the clip"
             self._problems.add("trust the gradients at the clip", Complaint(advice))
 
-    @_contained("note the clip")
+    @contained("note the clip")
     def _note_clip(self, norm: Tensor, max_norm: float, norm_type: float) -> None:
         self._collector.clipped(norm, max_norm, norm_type)
 
-    @_contained("measure an update")
+    @contained("measure an update")
     def _measure_update(self, optimizer: Optimizer) -> None:
         self._collector.after_update(optimizer)
 
-    @_contained("read the gradients of the closure")
+    @contained("read the gradients of the closure")
     def _read_gradients_after_closure(self, optimizer: Optimizer) -> None:
         if not self._collector.has_gradients(optimizer):
             self._collector.read_gradients("closure", optimizer)
 
-    @_contained("read a skipped step")
+    @contained("read a skipped step")
     def _read_gradients_of_skipped(self, optimizer: Optimizer) -> None:
         if not self._collector.has_gradients(optimizer):
             self._collector.read_gradients("skipped step", optimizer)
 
-    @_contained("record a step")
+    @contained("record a step")
     def _finish_step(self, optimizer: Optimizer, skipped: bool) -> None:
         seconds = self._writer.seconds
         self._budget.spend(self._visible(seconds - self._writer_seconds))
@@ -330,7 +318,7 @@ class Monitor:
         self._problems.step = self.step
         self._collector.finish(optimizer, self._scaler(), skipped=skipped)
 
-    @_contained("begin a segment")
+    @contained("begin a segment")
     def _begin_segment(self, step: int) -> None:
         self._writer.begin_segment()
         self._collector.restart(step)
@@ -341,11 +329,12 @@ class Monitor:
         self._writer.post_problem(problem)
         self._writer.alert(from_problem(problem))
 
-    @_contained("close")
+    @contained("close")
     def _close(self, state: str, error: str = "") -> None:
         self._closed = True
         atexit.unregister(self._at_exit)
         self._capture.detach()
+        self._collector.forget_step()
         self._writer.close(Ending(time.time(), state, error), _CLOSE_SECONDS)
 
     def _at_exit(self) -> None:

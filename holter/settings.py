@@ -23,12 +23,13 @@ class Settings:
     every: int = 1
     weights: int | None = 100
     updates: int | None = 10
+    activations: int | None = 100
     histograms: int | None = 100
     budget: float | None = 0.01
     total_steps: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("every", "weights", "updates", "histograms", "total_steps"):
+        for name in ("every", "weights", "updates", "activations", "histograms", "total_steps"):
             value = getattr(self, name)
             if value is None and name != "every":
                 continue

@@ -12,12 +12,17 @@ from torch import nn
 from torch.optim import Optimizer
 
 import holter
+from holter.layer_roles import roles_of
 
 
 def describe_training(
     model: nn.Module, optimizers: Sequence[Optimizer], scheduler: Any | None, total_steps: int | None
 ) -> dict[str, Any]:
     names = list(model.named_parameters())
+    try:
+        parts = roles_of(model)
+    except RecursionError:  # a module that holds its parent has no end of names
+        parts = {}
     return {
         "created": time.time(),
         "model": type(model).__name__,
@@ -25,7 +30,7 @@ def describe_training(
         "scheduler": type(scheduler).__name__ if scheduler is not None else None,
         "total_steps": total_steps,
         "parameters": sum(parameter.numel() for _, parameter in names),
-        "layers": [_describe_layer(name, parameter) for name, parameter in names],
+        "layers": [{**_describe_layer(name, parameter), "part": parts.get(name, "other")} for name, parameter in names],
         "versions": {
             "holter": holter.__version__,
             "torch": torch.__version__,

@@ -51,9 +51,11 @@ class Writer:
         info: Mapping[str, Any],
         sinks: Sequence[Sink],
         report: Report,
+        look: Callable[[], Mapping[str, float]] = dict,
     ) -> None:
+        """`look` gives further scalars for a record: of the machine, which this thread has the time to look at."""
         self.records: list[Record] = []
-        self._directory, self._rank, self._info, self._report = directory, rank, info, report
+        self._directory, self._rank, self._info, self._report, self._look = directory, rank, info, report, look
         self._segment = 0
         self._has_records = False  # in this segment
         self._journal: Journal | None = None
@@ -130,8 +132,8 @@ class Writer:
         if not draft.has_arrived():
             return _ARRIVAL
         if self._built is None or self._built[0] is not draft:
-            dropped = self.dropped
-            self._built = draft, draft.record({"dropped": float(dropped)} if dropped else {})
+            dropped = {"dropped": float(self.dropped)} if self.dropped else {}
+            self._built = draft, draft.record({**dropped, **({} if draft.late else self._look())})
         record = self._built[1]
         pause = self._append(record)
         if pause is None:

@@ -229,13 +229,13 @@ def test_show_gives_the_numbers_of_the_history(healthy: Path) -> None:
     _, losses = history.scalar("loss")
     assert (shown["steps"], shown["state"], shown["model"]) == (5, "finished", "Named")
     assert (shown["loss"]["first"], shown["loss"]["last"]) == (losses[0], losses[-1])
-    assert [role["role"] for role in shown["roles"]] == ["gradient", "update", "weight"]
+    assert [role["role"] for role in shown["roles"]] == ["gradient", "update", "weight", "activation"]
     for role in shown["roles"]:
         _, layers, norms = history.series(role["role"], "norm")
         median = np.median(norms[-1])
         (siblings,) = role["siblings"]
         assert siblings == {
-            "kind": "matrices",
+            "kind": "layers" if role["role"] == "activation" else "matrices",
             "count": 3,
             "median_norm": pytest.approx(median),
             "spread": pytest.approx(norms[-1].max() / norms[-1].min()),
@@ -256,7 +256,7 @@ def test_the_worst_layers_come_first(tmp_path: Path) -> None:
     """A6: a layer 100 times smaller than its siblings is plain to see, a non-finite one even more."""
     names = [f"part{place}" for place in range(9)]
     scale = {"part3": 1e-3, "part5": math.nan, "part7": 100.0}
-    run = record(tmp_path / "run", names, scale=scale, weights=None, updates=None)
+    run = record(tmp_path / "run", names, scale=scale, weights=None, updates=None, activations=None)
     (role,) = summarise(holter.open_run(run)).roles
     ordered = [layer.layer.split(".")[1] for layer in role.layers]
     assert ordered[0] == "part5" and set(ordered[1:3]) == {"part3", "part7"}
@@ -273,7 +273,7 @@ def test_a_bias_is_not_held_against_a_matrix(tmp_path: Path) -> None:
     nn.init.constant_(model[0].bias, 1e-6)
     nn.init.constant_(model[1].bias, 1e-6)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    with holter.watch(model, optimizer, run=tmp_path / "run", weights=1, updates=None):
+    with holter.watch(model, optimizer, run=tmp_path / "run", weights=1, updates=None, activations=None):
         model(torch.ones(1, 400)).sum().backward()
         optimizer.step()
     roles = {role.role: role for role in summarise(holter.open_run(tmp_path / "run")).roles}
@@ -283,7 +283,7 @@ def test_a_bias_is_not_held_against_a_matrix(tmp_path: Path) -> None:
 
 def test_the_rest_is_counted_and_shown_when_asked_for(tmp_path: Path) -> None:
     names = [f"part{place:02}" for place in range(20)]
-    run = record(tmp_path / "run", names, steps=2, weights=None, updates=None)
+    run = record(tmp_path / "run", names, steps=2, weights=None, updates=None, activations=None)
     rows = re.findall(r"parts\.part\d\d\.weight", call("show", run).stdout)
     assert len(rows) == 15
     far = sum(layer.is_far for layer in summarise(holter.open_run(run)).roles[0].layers[15:])
@@ -295,7 +295,15 @@ def test_the_rest_is_counted_and_shown_when_asked_for(tmp_path: Path) -> None:
 
 def test_layers_that_are_cut_off_though_far_away_are_counted_as_such(tmp_path: Path) -> None:
     names = [f"part{place:02}" for place in range(50)]
-    run = record(tmp_path / "run", names, steps=1, scale=dict.fromkeys(names[:20], 1e-09), weights=None, updates=None)
+    run = record(
+        tmp_path / "run",
+        names,
+        steps=1,
+        scale=dict.fromkeys(names[:20], 1e-09),
+        weights=None,
+        updates=None,
+        activations=None,
+    )
     far = sum(layer.is_far for layer in summarise(holter.open_run(run)).roles[0].layers[15:])
     assert far >= 5
     assert f"… and 35 more layers, {far} of them more than 10×" in call("show", run).stdout
@@ -303,7 +311,15 @@ def test_layers_that_are_cut_off_though_far_away_are_counted_as_such(tmp_path: P
 
 def test_the_rest_is_not_called_near_the_median_where_it_is_not_finite(tmp_path: Path) -> None:
     names = [f"part{place:02}" for place in range(20)]
-    run = record(tmp_path / "run", names, steps=2, scale=dict.fromkeys(names, math.nan), weights=None, updates=None)
+    run = record(
+        tmp_path / "run",
+        names,
+        steps=2,
+        scale=dict.fromkeys(names, math.nan),
+        weights=None,
+        updates=None,
+        activations=None,
+    )
     text = call("show", run).stdout
     assert "… and 5 more layers, 5 of them not finite" in text and "within" not in text
     assert lines_of(call("show", run), "gradient  ")[0].split()[1:4] == ["nan", "→", "nan"], "a norm, not one of 0"
@@ -312,7 +328,7 @@ def test_the_rest_is_not_called_near_the_median_where_it_is_not_finite(tmp_path:
 def test_biases_that_start_at_zero_are_nothing_odd(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    with holter.watch(model, optimizer, run=tmp_path / "run", weights=1, updates=None):
+    with holter.watch(model, optimizer, run=tmp_path / "run", weights=1, updates=None, activations=None):
         (0 * model(torch.ones(2, 4)).sum()).backward()
         optimizer.step()
     gradient, weight = summarise(holter.open_run(tmp_path / "run")).roles
@@ -443,7 +459,7 @@ def places(tmp_path_factory: pytest.TempPathFactory, healthy: Path) -> dict[str,
         ("show {root}/no_run", "`holter runs` lists"),
         ("show {root}/file", "is not a run"),
         ("show {root}/newer", "pip install -U holter"),
-        ("show {healthy} --role activation", "there are gradient, update, weight"),
+        ("show {healthy} --role momentum", "there are gradient, update, weight, activation"),
         ("export {root}/nothing --to csv", "no such directory"),
         ("export {root}/newer --to csv", "pip install -U holter"),
         ("export {healthy} --to csv -o {root}/file", "-o"),
@@ -519,6 +535,6 @@ def test_a_whole_story_in_the_shell(healthy: Path, tmp_path: Path) -> None:
     done = shell(f"cd {tmp_path} && $HOLTER runs . && $HOLTER show run && $HOLTER export run --to csv -o out")
     assert done.returncode == 0 and done.stderr == ""
     assert (tmp_path / "out" / "run.rows.csv").is_file()
-    assert "out/run.rows.csv  27 lines" in done.stdout, "3 gradients at 5 steps, 3 weights at 3, 3 updates at 1"
+    assert "out/run.rows.csv  30 lines" in done.stdout, "gradients at 5 steps, weights at 3, the others at 1"
     failed = shell("$HOLTER show nowhere")
     assert failed.returncode == 1 and failed.stderr.startswith("Error: ") and failed.stdout == ""

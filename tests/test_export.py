@@ -29,7 +29,7 @@ FORMS = ("parquet", "csv")
 def record(path: Path, model: nn.Module, steps: int = 6, *, poison_at: int | None = None) -> Path:
     """A real run of a model that takes inputs of width 4."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with holter.watch(model, optimizer, run=path, weights=2, histograms=3, budget=None) as monitor:
+    with holter.watch(model, optimizer, run=path, weights=2, activations=5, histograms=3, budget=None) as monitor:
         for step in range(steps):
             loss = model(torch.randn(8, 4)).square().mean()
             loss.backward()
@@ -84,7 +84,7 @@ def test_rows_read_back_with_every_column_and_statistic(form: str, run: holter.R
     table = exported(run, form, tmp_path)["rows"]
     assert list(table) == list(ROWS.columns)
     assert set(COLUMNS) | set(STATISTICS) <= set(table)
-    assert set(table["role"]) == set(run.history.roles) == {"gradient", "update", "weight"}
+    assert set(table["role"]) == set(run.history.roles) == {"gradient", "update", "weight", "activation"}
     for role in run.history.roles:
         for statistic in STATISTICS:
             steps, layers, values = run.history.series(role, statistic)
@@ -98,12 +98,14 @@ def test_rows_read_back_with_every_column_and_statistic(form: str, run: holter.R
 @pytest.mark.parametrize("form", FORMS)
 def test_extras_read_back_by_name(form: str, run: holter.Run, tmp_path: Path) -> None:
     table = exported(run, form, tmp_path)["extras"]
-    assert list(table) == list(EXTRAS.columns) and set(table["role"]) == {"update"}
-    for name in run.history.extras("update"):
-        steps, layers, values = run.history.series("update", name)
-        wide = table[table["name"] == name].pivot(index="step", columns="layer", values="value")
-        assert wide.index.tolist() == steps.tolist()
-        np.testing.assert_array_equal(wide[list(layers)], values, err_msg=name)
+    assert list(table) == list(EXTRAS.columns) and set(table["role"]) == {"update", "activation"}
+    for role in ("update", "activation"):
+        for name in run.history.extras(role):
+            steps, layers, values = run.history.series(role, name)
+            found = table[(table["role"] == role) & (table["name"] == name)]
+            wide = found.pivot(index="step", columns="layer", values="value")
+            assert wide.index.tolist() == steps.tolist()
+            np.testing.assert_array_equal(wide[list(layers)], values, err_msg=name)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -253,7 +255,8 @@ def test_hostile_names_stay_names(form: str, tmp_path: Path) -> None:
     paths = [file.path for file in export(run, form, tmp_path / "out")]
     if form == "parquet":
         layers = set(pandas.read_parquet(paths[1])["layer"])
-        assert layers == {name.replace("\ud800", "\\ud800") for name in run.history.layers("gradient")}
+        known = (*run.history.layers("gradient"), *run.history.layers("activation"))
+        assert layers == {name.replace("\ud800", "\\ud800") for name in known}
         return
     for path in paths:
         # pandas' own reader would end a cell at a NUL; Python's does not
