@@ -1,7 +1,8 @@
 """Hooks: when a training step begins, is taken or skipped, and which tensors it concerns. No arithmetic.
 
 Gradients are read where the optimizer takes them, by torch's global step hooks, so that an optimizer that replaces
-the watched one is seen at its first step. The model carries one forward pre-hook; everything is gone after `detach`.
+the watched one is seen at its first step. The model carries a hook before and one after its forward; everything is
+gone after `detach`.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ class Listener(Protocol):
     """What a capture tells."""
 
     def training_forward(self) -> None: ...
+
+    def forward_ended(self) -> None: ...
 
     def before_step(self, optimizer: Optimizer, has_closure: bool) -> None: ...
 
@@ -126,6 +129,7 @@ class Capture:
         ]
         with contextlib.suppress(RuntimeError):  # a scripted module takes no hooks: its forwards are not observed
             self._handles.append(model.register_forward_pre_hook(_ForwardHook(self)))
+            self._handles.append(model.register_forward_hook(_ForwardHook(self, is_end=True)))
         self._scaler = _WatchedScaler.attach(scaler, self) if scaler is not None else None
 
     def detach(self) -> None:
@@ -154,11 +158,11 @@ class Capture:
 
     # The four hooks. Whatever fails in them stays in them.
 
-    def forward(self) -> None:
+    def forward(self, is_end: bool) -> None:
         with self._problems.contained("see a forward"):
             model = self._model()
             if model is not None and model.training and torch.is_grad_enabled():
-                self._listener.training_forward()
+                self._listener.forward_ended() if is_end else self._listener.training_forward()
 
     def skipped(self, optimizer: Optimizer) -> None:
         with self._problems.contained("see a skipped step"):
@@ -226,17 +230,18 @@ def _has_closure(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
 
 
 class _ForwardHook:
-    """The one hook on the model. A copied or pickled model carries a harmless stand-in from the standard library."""
+    """Before and after the model's forward. A copied or pickled model carries a harmless stand-in from the standard
+    library."""
 
-    def __init__(self, capture: Capture) -> None:
-        self._capture = weakref.ref(capture)
+    def __init__(self, capture: Capture, is_end: bool = False) -> None:
+        self._capture, self._is_end = weakref.ref(capture), is_end
 
-    def __call__(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+    def __call__(self, module: nn.Module, *what: Any) -> None:
         if torch.compiler.is_compiling():
             return  # a constant for the compiler: nothing of the hook stays in the graph
         capture = self._capture()
         if capture is not None:
-            capture.forward()
+            capture.forward(self._is_end)
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         return getattr, (

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -17,10 +16,11 @@ from holter.attention import LOGITS
 from holter.budget import Budget
 from holter.cadence import Cadence
 from holter.capture import Layers, gradient_scale_of, held_by
-from holter.draft import Draft, RoleRows
+from holter.draft import Draft, ReadGradients, RoleRows
 from holter.problems import Complaint, Problems
 from holter.settings import Settings
-from holter.statistics.device_rows import DeviceRows, select_rows
+from holter.stages import StageLog, StageTimes
+from holter.statistics.device_rows import DeviceRows
 from holter.statistics.measure import Measurer, are_alike, unmeasurable
 from holter.transfer import DeviceTimer
 from holter.updates import Before, Completion, Updates
@@ -31,31 +31,6 @@ OWN = {
     *("learning_rate", "gradient_norm", "gradient_norm_clipped", "gradient_nonfinite", "clip_norm", "clip_max_norm"),
     *("skipped", "loss_scale", "step_time", "monitor_cost", "dropped", *LOGITS),
 }
-
-
-@dataclass
-class _Gradients:
-    """Gradients as they were read: names, ids of parameters and rows, a part a device; and the clip, if it was one."""
-
-    at: str
-    parts: list[tuple[list[str], list[int], DeviceRows]] = field(default_factory=list)
-    clip: dict[str, float | Tensor] = field(default_factory=dict)
-    norm_type: float | None = None  # of the clip
-    used_by: set[int] = field(default_factory=set)  # optimizers whose step they have been recorded with
-
-    def add(self, owners: Mapping[str, int], parts: list[tuple[list[str], DeviceRows]]) -> None:
-        self.parts += [(names, [owners[name] for name in names], rows) for names, rows in parts]
-
-    def held(self, ids: set[int]) -> list[RoleRows]:
-        """The rows of these parameters."""
-        found = []
-        for names, owners, rows in self.parts:
-            places = [place for place, owner in enumerate(owners) if owner in ids]
-            if len(places) < len(names):
-                rows, names = select_rows(rows, places), [names[place] for place in places]
-            if names:
-                found.append(RoleRows("gradient", tuple(names), rows))
-        return found
 
 
 class Collector:
@@ -80,8 +55,9 @@ class Collector:
         self._cadence = Cadence(settings, budget)
         self._activations = ActivationRoles(model, problems)
         self._looked_before = 0.0  # seconds that looking at activations has been charged for
+        self._stage_log = StageLog()
         self._pending = Draft()
-        self._gradients: _Gradients | None = None  # read for the step that comes
+        self._gradients: ReadGradients | None = None  # read for the step that comes
         # What the last step was told under each name; None before the first step.
         self._logged_last: dict[str, list[float | Tensor]] | None = None
         # Whether the norm of a clip, which is of all gradients, is that of what the optimizer holds; as last seen.
@@ -172,7 +148,7 @@ class Collector:
     def read_gradients(self, at: str, optimizer: Optimizer | None = None) -> None:
         """Measures the gradients as they are now: those of an optimizer's parameters, or all that the model has."""
         kind = "gradient" if optimizer is None else f"gradient {id(optimizer)}"
-        self._gradients = _Gradients(at)
+        self._gradients = ReadGradients(at)
         if self._cadence.is_wanted(kind, self._settings.every):
             owners, tensors = self._gradients_of(optimizer)
             self._gradients.add(owners, self._measure(kind, list(owners), tensors, self._settings.every))
@@ -183,7 +159,7 @@ class Collector:
         The pass is made at every step, wanted or not: what a training computes must not depend on what is recorded.
         As it stands for torch's clip, it costs the budget nothing.
         """
-        self._gradients = _Gradients("clip")
+        self._gradients = ReadGradients("clip")
         is_due = self._settings.budget != 0 and self._cadence.is_due("gradient", self._settings.every)
         if not is_due and not self._layers.is_on_cuda():
             return None
@@ -334,7 +310,9 @@ class Collector:
 
     # The end of a step ----------------------------------------------------------------------------------------
 
-    def finish(self, optimizer: Optimizer, scaler: Any | None = None, *, skipped: bool = False) -> None:
+    def finish(
+        self, optimizer: Optimizer, scaler: Any | None = None, *, skipped: bool = False, times: StageTimes | None = None
+    ) -> None:
         """The step is over: its draft goes to the writer, the next one begins."""
         draft, self._pending = self._pending, Draft()
         logged = {name: list(values) for name, values in draft.values.items()}
@@ -342,6 +320,8 @@ class Collector:
             self._cadence.charge_device_time()
             self._take_gradients(draft, optimizer)
             self._describe(draft, optimizer, scaler, skipped)
+            if times is not None:
+                self._add_times(draft, times)
         finally:  # whatever could be collected is kept, and a step is counted once
             draft.step, draft.time = self.step, time.time()
             self._logged_last = logged
@@ -349,6 +329,15 @@ class Collector:
             self.step += 1
             self._cadence.step = self.step
             self._post(draft.seal())
+
+    def _add_times(self, draft: Draft, times: StageTimes) -> None:
+        for name, seconds in self._stage_log.add(self.step, times).items():
+            draft.set(name, seconds)
+        for step, known in self._stage_log.arrived():
+            late = Draft(step=step, time=time.time(), late=True)
+            for name, seconds in known.items():
+                late.set(name, seconds)
+            self._post(late.seal())
 
     def _take_gradients(self, draft: Draft, optimizer: Optimizer) -> None:
         read = self._gradients

@@ -11,7 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from holter.record import Floats, LayerRows, Record
-from holter.statistics.device_rows import DeviceRows
+from holter.statistics.device_rows import DeviceRows, select_rows
 from holter.statistics.histogram import Histograms
 from holter.statistics.rows import Rows
 from holter.transfer import Parcel
@@ -34,6 +34,31 @@ class RoleRows:
     rows: DeviceRows
     sums: Tensor | None = None
     complete: Completion | None = None
+
+
+@dataclass
+class ReadGradients:
+    """Gradients as they were read: names, ids of parameters and rows, a part a device; and the clip, if it was one."""
+
+    at: str
+    parts: list[tuple[list[str], list[int], DeviceRows]] = field(default_factory=list)
+    clip: dict[str, float | Tensor] = field(default_factory=dict)
+    norm_type: float | None = None  # of the clip
+    used_by: set[int] = field(default_factory=set)  # optimizers whose step they have been recorded with
+
+    def add(self, owners: Mapping[str, int], parts: list[tuple[list[str], DeviceRows]]) -> None:
+        self.parts += [(names, [owners[name] for name in names], rows) for names, rows in parts]
+
+    def held(self, ids: set[int]) -> list[RoleRows]:
+        """The rows of these parameters."""
+        found = []
+        for names, owners, rows in self.parts:
+            places = [place for place, owner in enumerate(owners) if owner in ids]
+            if len(places) < len(names):
+                rows, names = select_rows(rows, places), [names[place] for place in places]
+            if names:
+                found.append(RoleRows("gradient", tuple(names), rows))
+        return found
 
 
 @dataclass(eq=False)

@@ -8,7 +8,7 @@ import os
 import sys
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -29,6 +29,7 @@ from holter.record import Ending, Problem
 from holter.run import Run
 from holter.settings import Settings, cannot_write, check_sinks, check_training, make_directory
 from holter.sinks import Sink
+from holter.stages import Batch, Batches, Stages, batches
 from holter.training_info import describe_training, rank_of_process
 from holter.writer import Writer
 
@@ -101,7 +102,8 @@ class Monitor:
         self._budget = Budget(settings.budget)
         self._problems = Problems(self._tell)
         info = describe_training(model, optimizers, scheduler, settings.total_steps)
-        machine = Machine(next(model.parameters()).device)
+        device = next(model.parameters()).device
+        self._stages, machine = Stages(device), Machine(device)
         try:
             self._writer = Writer(self.path, rank, info, sinks, self._problems.add, machine.scalars)
         except OSError as error:
@@ -200,6 +202,20 @@ class Monitor:
         self._note_clip(norm, max_norm, norm_type)
         return norm
 
+    def batches(self, loader: Iterable[Batch]) -> Batches[Batch]:
+        """`for batch in monitor.batches(loader)`: the same batches, and the time that waiting for them takes."""
+        return batches(loader, self)
+
+    @contained("time a wait for data")
+    def wait_began(self) -> None:
+        """Told by `batches`."""
+        self._stages.wait_began()
+
+    @contained("time a wait for data")
+    def waited(self, seconds: float) -> None:
+        """Told by `batches`."""
+        self._stages.waited(seconds)
+
     def flush(self, seconds: float = 2.0) -> bool:
         """Waits until everything recorded so far is in the file, at most this long; says whether it is."""
         with self._problems.contained("wait for the writer"):
@@ -234,17 +250,24 @@ class Monitor:
     def training_forward(self) -> None:
         self._collector.training_forward()
         self._look_at_activations()
+        self._time("forward_began")
+
+    def forward_ended(self) -> None:
+        self._time("forward_ended")
 
     @contained("read a step")
     def before_step(self, optimizer: Optimizer, has_closure: bool) -> None:
+        self._stages.measuring()
         self._collector.take_activations()
         self._collector.read_weights()
         # A closure computes the gradients inside the step, and Holter's own clip has seen them already.
         if not has_closure and not self._collector.has_gradients(optimizer):
             self._collector.read_gradients("step", optimizer)
         self._collector.before_update(optimizer)
+        self._stages.step_began()
 
     def after_step(self, optimizer: Optimizer, has_closure: bool) -> None:
+        self._time("step_ended")
         self._measure_update(optimizer)
         if has_closure:
             self._read_gradients_after_closure(optimizer)
@@ -268,6 +291,10 @@ class Monitor:
         return 0.0 if self._collector.is_hidden else seconds
 
     # Guarded pieces: a failure in one does not keep the next from running -------------------------------------
+
+    @contained("time a stage")
+    def _time(self, moment: str) -> None:
+        getattr(self._stages, moment)()
 
     @contained("look at activations")
     def _look_at_activations(self) -> None:
@@ -316,7 +343,7 @@ class Monitor:
         self._budget.spend(self._visible(seconds - self._writer_seconds))
         self._writer_seconds = seconds
         self._problems.step = self.step
-        self._collector.finish(optimizer, self._scaler(), skipped=skipped)
+        self._collector.finish(optimizer, self._scaler(), skipped=skipped, times=self._stages.finish())
 
     @contained("begin a segment")
     def _begin_segment(self, step: int) -> None:

@@ -26,6 +26,7 @@ import torch
 STAGES = ("data", "forward", "backward", "optimizer", "other")
 PENDING = 64  # steps whose times nobody has read yet; the oldest is given up for the next one
 _FOLD, _MOST = 128, 1024  # moments of one step: summed up in such portions; kept while the device has not got there
+_LATE_PACE = 10  # steps: what is known late costs a record of its own
 _Event = torch.cuda.Event
 
 
@@ -197,6 +198,33 @@ def _sum(first: dict[str, float], second: dict[str, float]) -> dict[str, float]:
 # The loader -----------------------------------------------------------------------------------------------------
 
 Batch = TypeVar("Batch")
+
+
+class StageLog:
+    """Stage times as scalars of the step they belong to: at once on the CPU; on CUDA late, and of every tenth step."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[tuple[int, StageTimes]] = deque(maxlen=PENDING)
+
+    def add(self, step: int, times: StageTimes) -> dict[str, float]:
+        """The scalars that are known already."""
+        found = _named(times.seconds())
+        if not found and step % _LATE_PACE == 0:
+            self._waiting.append((step, times))
+        return found
+
+    def arrived(self) -> Iterator[tuple[int, dict[str, float]]]:
+        """Scalars that have become known, with their step."""
+        while self._waiting and self._waiting[0][1].ready():
+            step, times = self._waiting.popleft()
+            if found := _named(times.seconds()):
+                yield step, found
+
+
+def _named(seconds: dict[str, float]) -> dict[str, float]:
+    return {f"time/{stage}": seconds[stage] for stage in STAGES if stage in seconds}
+
+
 Batch_co = TypeVar("Batch_co", covariant=True)
 
 
