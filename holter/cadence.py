@@ -14,6 +14,7 @@ from holter.settings import Settings
 from holter.transfer import DeviceTimer
 
 _MOST_TIMERS = 64
+_REGULAR = ("gradient", "batch")  # kinds that a user expects at the steps that were asked for
 
 
 class Cadence:
@@ -23,6 +24,7 @@ class Cadence:
         self.step = 0
         self._settings, self._budget = settings, budget
         self._measured_at: dict[str, int] = {}  # kind -> the last step that had it
+        self._rare_at = -1  # the last step that had something that is not measured at every step
         # Of what was measured and is not done yet, and whether it is charged.
         self._timers: deque[tuple[DeviceTimer, bool]] = deque(maxlen=_MOST_TIMERS)
         # The device has not even come to what was measured in the step that is over here: it has work for a while, and
@@ -39,22 +41,31 @@ class Cadence:
         return since == 0 or since >= every
 
     def is_wanted(self, kind: str, every: int) -> bool:
-        """Whether this kind is due, and the budget allows it."""
-        return self.is_due(kind, every) and self._budget.affords(kind)
+        """Whether this kind is due, need not wait for its turn, and the budget allows it."""
+        return self.is_due(kind, every) and not self.must_wait(kind, every) and self._budget.affords(kind)
+
+    def is_next(self, kind: str, every: int) -> bool:
+        """Whether this kind is due at the step after this one, and the budget allows it now."""
+        return self._measured_at.get(kind, self.step) + every == self.step + 1 and self._budget.affords(kind)
 
     def wants_histogram(self, kind: str, every: int) -> bool:
         """Of a kind that is measured every so many steps."""
         pace, with_histogram = self._settings.histograms, f"{kind} histogram"
-        if pace is None or not self.is_due(with_histogram, pace) or (every == 1 and self.must_wait(with_histogram)):
+        if pace is None or not self.is_due(with_histogram, pace):
+            return False
+        if every == 1 and self.must_wait(with_histogram, pace):  # otherwise the kind itself waited, and comes rarely
             return False
         return self._budget.affords(with_histogram)
 
-    def must_wait(self, with_histogram: str) -> bool:
-        """Histograms that are not taken at every step take turns: all of them in one step would make it a long one."""
-        last, pace = self._measured_at.get(with_histogram), self._settings.histograms
-        if last is None or pace is None or pace == 1 or self.step - last != pace:  # the first is taken, and waits once
+    def must_wait(self, kind: str, every: int) -> bool:
+        """What is not measured at every step takes turns: all of it in one step would make that a long one.
+
+        The first time is taken as it comes, and a turn is waited for once.
+        """
+        if kind.startswith(_REGULAR) and not kind.endswith("histogram"):
             return False
-        return any(step == self.step for kind, step in self._measured_at.items() if kind.endswith("histogram"))
+        last = self._measured_at.get(kind)
+        return every > 1 and last is not None and self.step - last == every and self._rare_at == self.step
 
     @contextlib.contextmanager
     def account(self, kind: str, histograms: bool, tensors: Sequence[Tensor]) -> Iterator[None]:
@@ -72,6 +83,8 @@ class Cadence:
 
     def note_measured(self, kind: str, histograms: bool) -> None:
         self._measured_at[kind] = self.step
+        if histograms or not kind.startswith(_REGULAR):
+            self._rare_at = self.step
         if histograms:
             self._measured_at[f"{kind} histogram"] = self.step
 

@@ -205,8 +205,6 @@ class Collector:
         pace = self._settings.weights
         if pace is None or not self._cadence.is_wanted("weight", pace):
             return
-        if pace == self._settings.histograms and self._cadence.must_wait("weight histogram"):
-            return
         names, parameters = self._layers.current()
         self._pending.rows = [rows for rows in self._pending.rows if rows.role != "weight"]
         for part, rows in self._measure("weight", names, list(parameters), pace):
@@ -245,7 +243,7 @@ class Collector:
         if pace is None:
             return
         is_wanted = self._cadence.is_wanted("update", pace)
-        if not is_wanted and not self._cadence.is_due("update", pace - 1):
+        if not is_wanted and not self._cadence.is_next("update", pace):
             return
         held = held_by(optimizer)
         named = [
