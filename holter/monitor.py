@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +27,7 @@ from holter.machine import Machine
 from holter.problems import Complaint, Problems
 from holter.record import Ending, Problem
 from holter.run import Run
-from holter.settings import Settings, cannot_write, check_sinks, check_training, make_directory
+from holter.settings import Settings, activations_pace, cannot_write, check_sinks, check_training, make_directory
 from holter.sinks import Sink
 from holter.stages import Batch, Batches, Stages, batches
 from holter.training_info import describe_training, rank_of_process
@@ -45,7 +45,7 @@ def watch(
     every: int = 1,
     weights: int | None = 100,
     updates: int | None = 10,
-    activations: int | None = 100,
+    activations: int | Literal["auto"] | None = "auto",
     histograms: int | None = 100,
     scaler: Any | None = None,
     scheduler: Any | None = None,
@@ -58,7 +58,8 @@ def watch(
     `run` names the directory (`runs/<date-time-word>` by default; False keeps everything in memory). Gradients are
     measured every `every` steps, `weights`, `updates`, `activations` and `histograms` every so many, None for never,
     all within `budget`: the share of the training time that monitoring may take (None for no limit, 0 for scalars
-    only). Pass the `scaler` of mixed precision so that the steps it skips are seen.
+    only); "auto" looks at activations every 100 steps on the CPU, and not on other devices. Pass the `scaler` of mixed
+    precision so that the steps it skips are seen.
 
     >>> import holter, torch
     >>> model = torch.nn.Linear(2, 1)
@@ -71,7 +72,8 @@ def watch(
     >>> len(monitor.history)
     1
     """
-    settings = Settings(every, weights, updates, activations, histograms, budget, total_steps)
+    looks = activations_pace(activations, model)
+    settings = Settings(every, weights, updates, looks, histograms, budget, total_steps)
     return Monitor(model, optimizer, settings, run=run, scaler=scaler, scheduler=scheduler, sinks=sinks)
 
 
@@ -103,7 +105,9 @@ class Monitor:
         self._problems = Problems(self._tell)
         info = describe_training(model, optimizers, scheduler, settings.total_steps)
         device = next(model.parameters()).device
-        self._stages, machine = Stages(device), Machine(device)
+        # On CUDA the stages need events at every step, whose cost is not known yet: there they are not observed.
+        self._stages = Stages(device if device.type == "cpu" else torch.device("meta"))
+        machine = Machine(device)
         try:
             self._writer = Writer(self.path, rank, info, sinks, self._problems.add, machine.scalars)
         except OSError as error:

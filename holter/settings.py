@@ -44,6 +44,14 @@ class Settings:
             )
 
 
+def activations_pace(asked: int | str | None, model: Any) -> int | None:
+    """How often to look at activations; "auto" is every 100 steps on the CPU, whose cost is known, and never elsewhere."""
+    if asked != "auto":
+        return asked  # type: ignore[return-value]  # Settings refuses what is no number
+    first = next(model.parameters(), None) if isinstance(model, nn.Module) else None
+    return Settings.activations if first is not None and first.device.type == "cpu" else None
+
+
 def check_training(model: nn.Module, optimizer: Optimizer | Sequence[Optimizer], scaler: Any | None) -> list[Optimizer]:
     """The optimizers as a list, if this model can be watched with them."""
     if not isinstance(model, nn.Module):
