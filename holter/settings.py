@@ -45,7 +45,7 @@ class Settings:
 
 
 def activations_pace(asked: int | str | None, model: Any) -> int | None:
-    """How often to look at activations; "auto" is every 100 steps on the CPU, whose cost is known, and never elsewhere."""
+    """How often to look at activations; "auto" is every 100 steps on the CPU, whose cost is known, and else never."""
     if asked != "auto":
         return asked  # type: ignore[return-value]  # Settings refuses what is no number
     first = next(model.parameters(), None) if isinstance(model, nn.Module) else None
