@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -62,7 +63,7 @@ class Collector:
         self._logged_last: dict[str, list[float | Tensor]] | None = None
         # Whether the norm of a clip, which is of all gradients, is that of what the optimizer holds; as last seen.
         self._clips_what_is_held = True
-        self._updates: dict[tuple[int, torch.device], Updates] = {}
+        self._updates: WeakKeyDictionary[Optimizer, dict[torch.device, Updates]] = WeakKeyDictionary()
         self._before: list[tuple[Updates, Before]] = []  # samples of the step that is being taken
         self._forward_since_step = False
         self._forwards_are_visible = False
@@ -174,9 +175,8 @@ class Collector:
         if done is None:
             return None
         rows, norm = done
-        with self._problems.contained(
-            "note the clip"
-        ):  # the gradients are clipped: nothing may keep that from the caller
+        # The gradients are clipped: no failure from here on may keep that from the caller.
+        with self._problems.contained("note the clip"):
             if is_due:
                 self._cadence.note_measured("gradient", histograms)
                 self._gradients.add(owners, [(list(owners), rows)])
@@ -252,7 +252,7 @@ class Collector:
             if id(parameter) in held and parameter.grad is not None and not parameter.grad.is_sparse
         ]
         for names, parameters in self._by_device([name for name, _ in named], [p for _, p in named]):
-            updates = self._updates.setdefault((id(optimizer), parameters[0].device), Updates())
+            updates = self._updates.setdefault(optimizer, {}).setdefault(parameters[0].device, Updates())
             with self._cadence.account("update" if is_wanted else "update to come", False, parameters):
                 if is_wanted:
                     self._before.append((updates, updates.before(self.step, names, parameters)))
@@ -261,7 +261,9 @@ class Collector:
                     updates.remember_gradients(self.step, names, gradients)
 
     def after_update(self, optimizer: Optimizer) -> None:
-        """Measures what the step has changed in the sample."""
+        """Measures what the step has changed in the sample, where one was taken."""
+        if not self._before:
+            return
         rate_of = {id(p): group.get("lr") for group in optimizer.param_groups for p in group["params"]}
         for updates, before in self._before:
             with self._cadence.account("update", False, before.parameters):

@@ -10,33 +10,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from holter.record import LayerRows
+from holter.record import Floats, LayerRows
 from holter.samples import Sampler
 from holter.statistics.device_rows import DeviceRows
 from holter.statistics.measure import Measurer
-from holter.statistics.rows import COLUMNS, Rows
+from holter.statistics.rows import COLUMNS, MAX, MIN, Rows
 
-Floats = npt.NDArray[np.float64]
-
-_SCALED = [
-    COLUMNS.index(name)
-    for name in (
-        "count",
-        "zeros",
-        "nans",
-        "infs_positive",
-        "infs_negative",
-        "sum",
-        "sum_abs",
-        "sum_squares",
-        "sum_fourths",
-    )
-]
-_COUNT, _SQUARES, _FOURTHS = (COLUMNS.index(name) for name in ("count", "sum_squares", "sum_fourths"))
+_SCALED = [place for place in range(len(COLUMNS)) if place not in (MIN, MAX)]  # counts and sums; extremes stay
+_SQUARES, _FOURTHS = COLUMNS.index("sum_squares"), COLUMNS.index("sum_fourths")
 
 
 @dataclass(frozen=True, eq=False)

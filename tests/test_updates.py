@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 from collections.abc import Callable
 from typing import Any
@@ -266,3 +267,24 @@ def test_a_sample_misses_no_column() -> None:
         assert len(columns) == min(width, -(-width * width // stride))
     assert Sampler([[10], [4096], [4097], [1000, 1000]], torch.device("cpu")).counts[:2] == [10, 4096]
     assert all(count <= MOST for count in Sampler([[10], [4096], [4097], [1000, 1000]], torch.device("cpu")).counts)
+
+
+def test_a_step_without_a_look_costs_nothing() -> None:
+    """P6: with ten thousand parameters, to ask for the rate of each at every step would take a millisecond."""
+    model, _ = an_mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with holter.watch(model, optimizer, run=False, updates=None) as monitor:
+        monitor._collector.after_update(None)  # type: ignore[arg-type]  # it would fail to look at that
+
+
+def test_optimizers_that_are_gone_leave_no_samples() -> None:
+    """P4: a training that makes a new optimizer again and again keeps the samples of the last one only."""
+    model, loss_of = an_mlp()
+    first = torch.optim.SGD(model.parameters(), lr=0.1)
+    with holter.watch(model, first, run=False, updates=1, budget=None) as monitor:
+        for _ in range(4):
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            loss_of(0).backward()
+            optimizer.step()
+        gc.collect()
+        assert list(monitor._collector._updates) == [optimizer]
