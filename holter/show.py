@@ -234,7 +234,7 @@ def _indented(renderable: RenderableType) -> Padding:
 
 def role_heading(role: Role) -> Text:
     line = Text.assemble(
-        (printable(role.role), "bold"), f"  measured in {role.steps:,} steps, last at {role.last_step:,}: "
+        (printable(role.role), "bold"), f"  measured in {_count(role.steps, 'steps')}, last at {role.last_step:,}: "
     )
     for place, siblings in enumerate(role.siblings):
         line.append("; " if place else "").append(_count(siblings.count, siblings.kind))
@@ -247,7 +247,7 @@ def role_heading(role: Role) -> Text:
 
 
 def _count(count: int, kind: str) -> str:
-    one = {"matrices": "matrix", "biases": "bias", "vectors": "vector", "layers": "layer"}
+    one = {"matrices": "matrix", "biases": "bias", "vectors": "vector", "layers": "layer", "steps": "step"}
     return f"{count:,} {one[kind] if count == 1 else kind}"
 
 

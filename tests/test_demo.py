@@ -142,7 +142,9 @@ def test_the_command_trains_and_tells_what_it_recorded(tmp_path: Path) -> None:
     assert f"{losses[0]:.3g} → {losses[-1]:.3g}" in result.stdout
     _, layers, values = history.series("gradient", "norm")
     matrices = [norm for layer, norm in zip(layers, values[-1], strict=True) if "norm" not in layer]
-    assert f"26 matrices, norms {max(matrices) / min(matrices):.0f}× apart" in result.stdout
+    # On a busy machine the budget may leave only the first step, where they are less than 10 times apart.
+    shown = re.search(r"26 matrices, norms ([\d.]+)× apart", result.stdout)
+    assert shown and float(shown[1]) == pytest.approx(max(matrices) / min(matrices), rel=0.06)
     assert re.search(r"monitoring  [\d.]+ % of the time", result.stdout)
     assert f"holter show '{run}'" in result.stdout and f"holter export '{run}' --to csv" in result.stdout
     assert "\x1b" not in result.stdout, "no bar where there is no terminal"
