@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from holter.gradients import log_gradient_distribution as log_gradient_distribution
     from holter.history import History as History
     from holter.monitor import Monitor as Monitor
-    from holter.monitor import watch as watch
     from holter.plots import plot_gradient_flow as plot_gradient_flow
     from holter.remedies import advise_warmup_steps as advise_warmup_steps
     from holter.remedies import bert_init_weights as bert_init_weights
@@ -32,12 +31,13 @@ if TYPE_CHECKING:
     from holter.verdicts import categorize_problem_layers as categorize_problem_layers
     from holter.verdicts import compare_gradient_distributions as compare_gradient_distributions
     from holter.verdicts import validate_fix_effectiveness as validate_fix_effectiveness
+    from holter.watching import watch as watch
 
 __version__ = "0.1.0"
 
 # Public name -> its module. Loaded on first use, so that reading a stored run never imports torch.
 _HOMES = {
-    "watch": "monitor",
+    "watch": "watching",
     "Monitor": "monitor",
     "open_run": "run",
     "list_runs": "run",

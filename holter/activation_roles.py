@@ -2,45 +2,35 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
-from holter.activations import ActivationCapture, ActivationRows, Select
+from holter.activations import PASSIVE, ActivationCapture, ActivationRows
 from holter.attention import ATTENTION, LOGITS
-from holter.draft import RoleRows
+from holter.draft import NamedSums, RoleRows
 from holter.problems import Problems
-from holter.record import Floats, LayerRows
 from holter.statistics.activation import SIGNALS, Window
 from holter.statistics.device_rows import DeviceRows
 from holter.statistics.measure import Measurer
-from holter.statistics.rows import COLUMNS, MAX, MIN, Rows
+from holter.statistics.rows import COLUMNS, MAX, MIN
 
 _WINDOW = 3  # looks in a row at which a unit must be zero to be called dead for good
 
 
-@dataclass(frozen=True)
-class NamedSums:
-    """What stands beside rows, under these names."""
-
-    names: tuple[str, ...]
-
-    def __call__(
-        self, layers: tuple[str, ...], rows: Rows, sums: Floats, gradients: LayerRows | None, factor: float
-    ) -> LayerRows:
-        return LayerRows(layers, rows, dict(zip(self.names, sums.T, strict=True)))
-
-
 class ActivationRoles:
-    """Looks at what the layers of one model put out, at the steps at which it is told to."""
+    """Looks at what the layers of one model put out, at the steps at which it is told to; `selected` says at which."""
 
-    def __init__(self, model: nn.Module, problems: Problems, selected: Select | None = None) -> None:
+    def __init__(self, model: nn.Module, problems: Problems, selected: Callable[[nn.Module], bool]) -> None:
         # A measurer of its own: the shapes of activations would push those of the gradients out of its plans.
         measurer = Measurer()
         self._histograms = False
         self._capture = ActivationCapture(
-            model, problems, lambda tensors: measurer.measure(tensors, histograms=self._histograms), selected
+            model,
+            problems,
+            lambda tensors: measurer.measure(tensors, histograms=self._histograms),
+            lambda _, module: not isinstance(module, PASSIVE) and selected(module),
         )
         self._window = Window(_WINDOW)
 

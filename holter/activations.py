@@ -12,6 +12,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,6 +21,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.hooks import RemovableHandle
 
 from holter.attention import Kind, attention_statistics, first_floating, kind_of, logit_statistics, logits_in
+from holter.hooks import ModuleHook
+from holter.modules import blocks_in, compiled_parts, is_leaf, walk
 from holter.problems import Complaint, Problems
 from holter.statistics.activation import Bounds, Signals, measure_signals
 from holter.statistics.device_rows import DeviceRows
@@ -137,7 +140,7 @@ class ActivationCapture:
     # Attaching ------------------------------------------------------------------------------------------------
 
     def _attach(self, model: nn.Module) -> None:
-        modules = dict(_walk(model))
+        modules = dict(walk(model))
         blocks = {id(block) for module in modules.values() for block in blocks_in(module)}
         self._blocks = frozenset(name for name, module in modules.items() if id(module) in blocks)
         self._on(model.register_forward_pre_hook, "", ActivationCapture._begin_forward)
@@ -156,11 +159,17 @@ class ActivationCapture:
         for part in kind.projections:
             projection = getattr(module, part)
             self._on(projection.register_forward_hook, f"{name}.{part}", ActivationCapture._see_projection)
-        hook = _Hook(self, name, ActivationCapture._see_attention)
-        self._handles.append(module.register_forward_hook(hook, with_kwargs=True))
+        self._on(partial(module.register_forward_hook, with_kwargs=True), name, ActivationCapture._see_attention)
 
     def _on(self, register: Callable[..., RemovableHandle], name: str, see: Callable[..., None]) -> None:
-        self._handles.append(register(_Hook(self, name, see)))
+        self._handles.append(register(ModuleHook(self, "see an activation", ActivationCapture._timed, see, name)))
+
+    def _timed(self, see: Callable[..., None], name: str, module: nn.Module, *what: Any) -> None:
+        began = time.perf_counter()
+        try:
+            see(self, name, module, *what)
+        finally:
+            self.seconds += time.perf_counter() - began
 
     def _remove_hooks(self) -> None:
         while self._handles:
@@ -238,78 +247,7 @@ class ActivationCapture:
         return dims.get(y.shape, 1 if y.ndim > 3 else y.ndim - 1)
 
 
-class _Hook:
-    """One hook of an armed capture. A copied or pickled model carries a harmless stand-in instead."""
-
-    def __init__(self, capture: ActivationCapture, name: str, see: Callable[..., None]) -> None:
-        self._capture, self._name, self._see = weakref.ref(capture), name, see
-
-    def __call__(self, module: nn.Module, *what: Any) -> None:
-        if torch.compiler.is_compiling():
-            return  # a constant for the compiler: nothing of the hook stays in the graph
-        capture = self._capture()
-        if capture is not None:
-            began = time.perf_counter()
-            with capture._problems.contained("see an activation"):
-                self._see(capture, self._name, module, *what)
-            capture.seconds += time.perf_counter() - began
-
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        return getattr, (contextlib.nullcontext(), "__exit__")  # as capture.py's: takes anything, does nothing
-
-
-# What is watched ----------------------------------------------------------------------------------------------
-
-
-def _walk(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Modules under torch's names, each once, but not what is inside compiled parts or makes up a weight."""
-    seen: set[int] = set()
-    stack = [("", model)]
-    while stack:
-        name, module = stack.pop()
-        if id(module) in seen or is_compiled(module):
-            continue
-        seen.add(id(module))
-        yield name, module
-        children = [(f"{name}.{key}" if name else key, child) for key, child in _children(module)]
-        stack.extend(reversed(children))
-
-
-def _children(module: nn.Module) -> list[tuple[str, nn.Module]]:
-    return [(key, child) for key, child in module.named_children() if key != "parametrizations"]
-
-
-def is_leaf(module: nn.Module) -> bool:
-    return not _children(module)
-
-
-def blocks_in(module: nn.Module) -> list[nn.Module]:
-    """The elements of a list of modules that repeats one type, where they are made of several modules each."""
-    children = [child for _, child in _children(module)]
-    is_list = isinstance(module, nn.ModuleList | nn.Sequential) and len(children) > 1
-    return children if is_list and len(set(map(type, children))) == 1 and not any(map(is_leaf, children)) else []
-
-
-def is_compiled(module: nn.Module) -> bool:
-    """Whether torch.compile or TorchScript runs this module, so that hooks inside it would not, or not for free."""
-    return (
-        isinstance(module, torch.jit.ScriptModule)
-        or getattr(module, "_compiled_call_impl", None) is not None  # module.compile()
-        or type(module).__name__ == "OptimizedModule"  # torch.compile(module); its class is slow to import
-        or hasattr(module.forward, "_torchdynamo_orig_callable")  # a forward that was decorated
-    )
-
-
-def compiled_parts(model: nn.Module) -> tuple[str, ...]:
-    """Names of what is not observed because it is compiled; the empty name stands for the whole model."""
-    if is_compiled(model):
-        return ("",)
-    return tuple(
-        f"{name}.{key}" if name else key
-        for name, module in _walk(model)
-        for key, child in _children(module)
-        if is_compiled(child)
-    )
+# Measuring ------------------------------------------------------------------------------------------------------
 
 
 def _bounds_of(module: nn.Module) -> Bounds | None:
@@ -320,9 +258,6 @@ def _bounds_of(module: nn.Module) -> Bounds | None:
     if isinstance(module, nn.Sigmoid | nn.Hardsigmoid):
         return Bounds(0.0, 1.0)
     return Bounds(-1.0, 1.0) if isinstance(module, nn.Tanh | nn.Softsign) else None
-
-
-# Measuring ------------------------------------------------------------------------------------------------------
 
 
 def _plain(y: Tensor) -> Tensor:

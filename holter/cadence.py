@@ -14,6 +14,7 @@ from holter.settings import Settings
 from holter.transfer import DeviceTimer
 
 _MOST_TIMERS = 64
+_PATIENCE = 4  # steps for which a turn is waited for
 _REGULAR = ("gradient", "batch")  # kinds that a user expects at the steps that were asked for
 
 
@@ -50,7 +51,7 @@ class Cadence:
 
     def wants_histogram(self, kind: str, every: int) -> bool:
         """Of a kind that is measured every so many steps."""
-        pace, with_histogram = self._settings.histograms, f"{kind} histogram"
+        pace, with_histogram = self._settings.histogram_pace(kind), f"{kind} histogram"
         if pace is None or not self.is_due(with_histogram, pace):
             return False
         if every == 1 and self.must_wait(with_histogram, pace):  # otherwise the kind itself waited, and comes rarely
@@ -60,12 +61,15 @@ class Cadence:
     def must_wait(self, kind: str, every: int) -> bool:
         """What is not measured at every step takes turns: all of it in one step would make that a long one.
 
-        The first time is taken as it comes, and a turn is waited for once.
+        The first time is taken as it comes, and a turn is waited for a few steps at most.
         """
-        if kind.startswith(_REGULAR) and not kind.endswith("histogram"):
+        is_small = kind.startswith("batch")  # and inputs must not wait for targets: they are one role of a record
+        if is_small or (kind.startswith(_REGULAR) and not kind.endswith("histogram")):
             return False
         last = self._measured_at.get(kind)
-        return every > 1 and last is not None and self.step - last == every and self._rare_at == self.step
+        if last is None:
+            return False
+        return 0 <= self.step - last - every < min(every - 1, _PATIENCE) and self._rare_at == self.step
 
     @contextlib.contextmanager
     def account(self, kind: str, histograms: bool, tensors: Sequence[Tensor]) -> Iterator[None]:

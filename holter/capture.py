@@ -8,9 +8,11 @@ gone after `detach`.
 from __future__ import annotations
 
 import contextlib
+import logging
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from itertools import compress
 from types import FrameType
 from typing import Any, Protocol
 
@@ -20,8 +22,11 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
+from holter.hooks import ModuleHook
 from holter.problems import Problems
+from holter.selection import Selected, Selection
 
+_logger = logging.getLogger("holter")
 # Optimizers that a live monitor was told to watch. Another monitor of the same model leaves them alone.
 _claimed: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
 # Captures whose model was garbage-collected. That may happen while torch walks its hooks, so theirs are taken away
@@ -29,9 +34,10 @@ _claimed: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary(
 _abandoned: list[Capture] = []
 
 
-def is_watched(optimizer: Optimizer) -> bool:
-    """Whether a live monitor was told to watch this optimizer."""
-    return bool(_claimed.get(optimizer))
+def warn_of_other_monitors(optimizers: Iterable[Optimizer]) -> None:
+    """Where a live monitor was told to watch one of these optimizers already."""
+    if any(_claimed.get(optimizer) for optimizer in optimizers):
+        _logger.warning("this optimizer is watched already, by a monitor that goes on too: close() that one to end it")
 
 
 class Listener(Protocol):
@@ -53,10 +59,14 @@ class Listener(Protocol):
 class Layers:
     """The parameters of a model under torch's own names, found anew whenever its structure has changed."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, selection: Selection | None = None, problems: Problems | None = None) -> None:
         self._model = weakref.ref(model)
+        self._selection, self._problems = selection, problems
         self._structure: list[object] = []
         self._names: dict[int, str] = {}
+        self._selected: Selected | None = None  # None where all are
+        self.left_out: frozenset[int] = frozenset()  # ids of parameters that are not selected
+        self.changes = 0  # how often other names were found
 
     def is_on_cuda(self) -> bool:
         """Whether the model's first parameter is, without a walk."""
@@ -65,15 +75,40 @@ class Layers:
         return first is not None and first.is_cuda
 
     def current(self) -> tuple[list[str], list[nn.Parameter]]:
-        """Names and parameters in torch's order, each parameter once; empty when the model is gone."""
+        """Names and parameters that are to be measured, in torch's order, each parameter once; empty when the model
+        is gone."""
+        names, parameters = self.everything()
+        if not self.left_out:
+            return names, parameters
+        kept = [id(parameter) not in self.left_out for parameter in parameters]
+        return list(compress(names, kept)), list(compress(parameters, kept))
+
+    def everything(self) -> tuple[list[str], list[nn.Parameter]]:
+        """Names and parameters, also of those that are not to be measured."""
         model = self._model()
         if model is None:
             return [], []
         structure, parameters = _walk(model)
         if structure != self._structure:
-            self._names = {id(parameter): name for name, parameter in model.named_parameters()}
+            self._look_again(model)
             self._structure = structure
         return [self._names[id(parameter)] for parameter in parameters], parameters
+
+    def has_module(self, module: nn.Module) -> bool:
+        """Whether what this module puts out is to be measured."""
+        return self._selected is None or id(module) in self._selected.modules
+
+    def _look_again(self, model: nn.Module) -> None:
+        names = {id(parameter): name for name, parameter in model.named_parameters()}
+        self.changes += list(names.values()) != list(self._names.values())
+        self._names = names
+        if self._selection is not None:
+            self._selected = self._selection.of(model, self._failed)
+            self.left_out = frozenset(names) - self._selected.parameters
+
+    def _failed(self, name: str, error: Exception) -> None:
+        if self._problems is not None:
+            self._problems.add("ask the function given as layers= about a layer, which is not measured", error)
 
 
 def _walk(model: nn.Module) -> tuple[list[object], list[nn.Parameter]]:
@@ -113,7 +148,9 @@ class Capture:
         scaler: Any | None,
         listener: Listener,
         problems: Problems,
+        sees_ends: bool = True,
     ) -> None:
+        """`sees_ends`: whether the listener wants to be told of the ends of forwards."""
         _remove_abandoned()
         self._model = weakref.ref(model)
         self._listener, self._problems = listener, problems
@@ -128,8 +165,10 @@ class Capture:
             register_optimizer_step_post_hook(self._after_step),
         ]
         with contextlib.suppress(RuntimeError):  # a scripted module takes no hooks: its forwards are not observed
-            self._handles.append(model.register_forward_pre_hook(_ForwardHook(self)))
-            self._handles.append(model.register_forward_hook(_ForwardHook(self, is_end=True)))
+            began, ended = (ModuleHook(self, "see a forward", Capture._forward, is_end) for is_end in (False, True))
+            self._handles.append(model.register_forward_pre_hook(began))
+            if sees_ends:
+                self._handles.append(model.register_forward_hook(ended))
         self._scaler = _WatchedScaler.attach(scaler, self) if scaler is not None else None
 
     def detach(self) -> None:
@@ -158,11 +197,9 @@ class Capture:
 
     # The four hooks. Whatever fails in them stays in them.
 
-    def forward(self, is_end: bool) -> None:
-        with self._problems.contained("see a forward"):
-            model = self._model()
-            if model is not None and model.training and torch.is_grad_enabled():
-                self._listener.forward_ended() if is_end else self._listener.training_forward()
+    def _forward(self, is_end: bool, model: nn.Module, *what: Any) -> None:
+        if model.training and torch.is_grad_enabled():
+            self._listener.forward_ended() if is_end else self._listener.training_forward()
 
     def skipped(self, optimizer: Optimizer) -> None:
         with self._problems.contained("see a skipped step"):
@@ -227,27 +264,6 @@ def overlaps(parameters: Iterable[nn.Parameter], optimizer: Optimizer) -> bool:
 
 def _has_closure(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
     return (len(args) > 1 and args[1] is not None) or kwargs.get("closure") is not None
-
-
-class _ForwardHook:
-    """Before and after the model's forward. A copied or pickled model carries a harmless stand-in from the standard
-    library."""
-
-    def __init__(self, capture: Capture, is_end: bool = False) -> None:
-        self._capture, self._is_end = weakref.ref(capture), is_end
-
-    def __call__(self, module: nn.Module, *what: Any) -> None:
-        if torch.compiler.is_compiling():
-            return  # a constant for the compiler: nothing of the hook stays in the graph
-        capture = self._capture()
-        if capture is not None:
-            capture.forward(self._is_end)
-
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        return getattr, (
-            contextlib.nullcontext(),
-            "__exit__",
-        )  # takes any arguments, does nothing, needs no Holter
 
 
 class _WatchedScaler:

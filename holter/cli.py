@@ -1,4 +1,4 @@
-"""The command line: holter demo, runs, show, export. What a command needs (torch, rich, pyarrow) loads when it runs."""
+"""The command line: holter demo, runs, show, diagnose, export. What a command needs loads when it runs."""
 
 from __future__ import annotations
 
@@ -18,6 +18,9 @@ from holter.words import printable, size
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+
+_SEVERITIES = ["info", "warning", "critical"]  # as in diagnosis.finding, which needs numpy
 
 
 class _Commands(click.Group):
@@ -133,10 +136,11 @@ def runs(directory: Path, as_json: bool) -> None:
 @click.option("--role", help="Only this role, such as gradient or weight.")
 @click.option("--json", "as_json", is_flag=True, help="For scripts: every layer, unrounded.")
 def show(run: Path, all_layers: bool, role: str | None, as_json: bool) -> None:
-    """Show what RUN recorded: the layers of each role, the worst first.
+    """Show what is odd about RUN, how it went, and the layers of each role, the worst first.
 
-    "vs siblings" is a layer's norm over the median of its kind (matrices, biases or vectors); "change" is its last
-    norm over its first; "median" is over the run, and everything else as last measured.
+    "vs siblings" is a layer's norm (of updates the ratio to the weight) over the median of its kind: matrices, biases
+    or vectors. "change" and "growth" are its last over its first, "median" is over the run, and everything else is as
+    last measured. Activations are listed in the order in which they run.
     """
     from holter.run import open_run
     from holter.summary import summarise
@@ -157,6 +161,26 @@ def show(run: Path, all_layers: bool, role: str | None, as_json: bool) -> None:
 
 def _are(roles: list[str]) -> str:
     return f"are {', '.join(roles)}" if roles else "is none yet"
+
+
+@main.command()
+@click.argument("run", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="For scripts.")
+@click.option("--fail-on", type=click.Choice(_SEVERITIES), help="Exit with code 2 on a finding this severe, or more.")
+def diagnose(run: Path, as_json: bool, fail_on: str | None) -> None:
+    """Say what is wrong with RUN: the cause, where, since when, and what to change."""
+    from holter.run import open_run
+
+    opened = open_run(run)
+    findings = opened.findings
+    if as_json:
+        _print_json(findings)
+    else:
+        from holter.diagnosis.render import render_findings
+
+        _console().print(render_findings(findings, len(opened.history)))
+    if fail_on is not None and any(_SEVERITIES.index(one.severity) >= _SEVERITIES.index(fail_on) for one in findings):
+        raise SystemExit(2)
 
 
 @main.command()

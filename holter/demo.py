@@ -21,8 +21,9 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor
 
 from holter.demo_model import ByteGPT
-from holter.monitor import Monitor, watch
+from holter.monitor import Monitor
 from holter.remedies import get_linear_schedule_with_warmup
+from holter.watching import watch
 
 
 @dataclass(frozen=True)
@@ -72,8 +73,8 @@ class Training:
 
     def step(self, clip: Callable[[float], Tensor]) -> tuple[Tensor, Tensor]:
         """One step on the next batch: its loss, and the norm of its gradients as `clip(max_norm)` returned it."""
-        inputs, targets = next(self._batches)
-        loss = F.cross_entropy(self.model(inputs).flatten(0, 1), targets.flatten())
+        self.inputs, self.targets = next(self._batches)
+        loss = F.cross_entropy(self.model(self.inputs).flatten(0, 1), self.targets.flatten())
         loss.backward()
         norm = clip(self.settings.clip)
         self.optimizer.step()
@@ -101,7 +102,7 @@ def train(
             began = time.perf_counter()
             loss, norm = training.step(monitor.clip_grad_norm_)
             speed = settings.tokens / (time.perf_counter() - began)
-            monitor.log(loss=loss, tokens_per_second=speed)
+            monitor.log(loss=loss, inputs=training.inputs, targets=training.targets)
             if on_step is not None:
                 on_step(training, Step(number, float(loss), float(norm), speed))
     return monitor

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Protocol
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 from torch import Tensor
 
 from holter.record import Floats, LayerRows, Record
@@ -15,6 +16,8 @@ from holter.statistics.device_rows import DeviceRows, select_rows
 from holter.statistics.histogram import Histograms
 from holter.statistics.rows import Rows
 from holter.transfer import Parcel
+
+AnyArray = npt.NDArray[Any]
 
 
 class Completion(Protocol):
@@ -25,15 +28,56 @@ class Completion(Protocol):
     ) -> LayerRows: ...
 
 
+@dataclass(frozen=True)
+class NamedSums:
+    """What stands beside rows, under these names."""
+
+    names: tuple[str, ...]
+
+    def __call__(
+        self, layers: tuple[str, ...], rows: Rows, sums: Floats, gradients: LayerRows | None, factor: float
+    ) -> LayerRows:
+        return LayerRows(layers, rows, dict(zip(self.names, sums.T, strict=True)))
+
+
+@dataclass(frozen=True, eq=False)
+class LateRows:
+    """Rows, and the sums beside them, that are made off the training thread of copies that it took: on the host, where
+    many small calls would make one step a long one."""
+
+    measure: Callable[[], tuple[DeviceRows, Tensor]]
+    size: int  # bytes that are held until then
+
+
 @dataclass(frozen=True, eq=False)
 class RoleRows:
     """Rows of one role on one device; with sums beside them, `complete` makes the record's rows of both."""
 
     role: str
     layers: tuple[str, ...]
-    rows: DeviceRows
+    rows: DeviceRows | LateRows
     sums: Tensor | None = None
     complete: Completion | None = None
+
+    @property
+    def has_histograms(self) -> bool:
+        return isinstance(self.rows, DeviceRows) and self.rows.histograms is not None
+
+    def tensors(self) -> list[Tensor]:
+        """What must come to the host."""
+        if not isinstance(self.rows, DeviceRows):
+            return []
+        return [tensor for tensor in (self.rows.values, self.rows.histograms, self.sums) if tensor is not None]
+
+    def on_host(self, arrived: Iterator[AnyArray]) -> tuple[Rows, Floats | None]:
+        """The rows and the sums beside them, of what has come."""
+        if isinstance(self.rows, LateRows):
+            rows, sums = self.rows.measure()
+            made = replace(self, rows=rows, sums=sums)
+            return made.on_host(tensor.numpy() for tensor in made.tensors())
+        values = np.asarray(next(arrived), dtype=np.float64)
+        histograms = Histograms.from_dense(next(arrived)) if self.rows.histograms is not None else None
+        return Rows(values, histograms), np.asarray(next(arrived), np.float64) if self.sums is not None else None
 
 
 @dataclass
@@ -45,12 +89,15 @@ class ReadGradients:
     clip: dict[str, float | Tensor] = field(default_factory=dict)
     norm_type: float | None = None  # of the clip
     used_by: set[int] = field(default_factory=set)  # optimizers whose step they have been recorded with
+    present: set[int] = field(default_factory=set)  # parameters that had a gradient, as far as it was looked
+    left_out: set[int] = field(default_factory=set)  # those of them that the user did not select
 
     def add(self, owners: Mapping[str, int], parts: list[tuple[list[str], DeviceRows]]) -> None:
         self.parts += [(names, [owners[name] for name in names], rows) for names, rows in parts]
 
     def held(self, ids: set[int]) -> list[RoleRows]:
-        """The rows of these parameters."""
+        """The rows of these parameters, as far as they were selected."""
+        ids = ids - self.left_out
         found = []
         for names, owners, rows in self.parts:
             places = [place for place, owner in enumerate(owners) if owner in ids]
@@ -72,6 +119,7 @@ class Draft:
     values: dict[str, list[float | Tensor]] = field(default_factory=dict)
     rows: list[RoleRows] = field(default_factory=list)
     notes: dict[str, str] = field(default_factory=dict)
+    gradients_are_partial: bool = False  # the optimizer uses others besides, which were not selected
     # Gradients of a fused optimizer under a loss scaler are still multiplied by this when they are read.
     gradient_scale: Tensor | None = None
     _parcel: Parcel | None = None
@@ -90,15 +138,14 @@ class Draft:
     @property
     def size(self) -> int:
         """Bytes that it holds while it is queued."""
-        return 256 + sum(tensor.numel() * tensor.element_size() for tensor in self._tensors())
+        held = sum(rows.rows.size for rows in self.rows if not isinstance(rows.rows, DeviceRows))
+        return 256 + held + sum(tensor.numel() * tensor.element_size() for tensor in self._tensors())
 
     def _tensors(self) -> list[Tensor]:
+        """In the order in which `record` takes them up."""
         values = [value for many in self.values.values() for value in many if isinstance(value, Tensor)]
-        rows = [rows.rows.values for rows in self.rows]
-        histograms = [rows.rows.histograms for rows in self.rows if rows.rows.histograms is not None]
-        sums = [rows.sums for rows in self.rows if rows.sums is not None]
-        scale = [self.gradient_scale] if self.gradient_scale is not None else []
-        return [*values, *rows, *histograms, *sums, *scale]
+        rows = [tensor for rows in self.rows for tensor in rows.tensors()]
+        return [*values, *rows, *([self.gradient_scale] if self.gradient_scale is not None else [])]
 
     def has_arrived(self) -> bool:
         return self._parcel is not None and self._parcel.has_arrived()
@@ -111,38 +158,30 @@ class Draft:
             name: _mean([float(next(host)) if isinstance(value, Tensor) else value for value in many])
             for name, many in self.values.items()
         }
-        values = [np.asarray(next(host), dtype=np.float64) for _ in self.rows]
-        histograms = [Histograms.from_dense(next(host)) if r.rows.histograms is not None else None for r in self.rows]
-        sums = [np.asarray(next(host), dtype=np.float64) if r.sums is not None else None for r in self.rows]
+        found = [rows.on_host(host) for rows in self.rows]
         scale = float(next(host)) if self.gradient_scale is not None else 1.0
         parts: dict[str, list[LayerRows]] = {}
-        for role_rows, numbers, counts in zip(self.rows, values, histograms, strict=True):
-            rows = Rows(numbers, counts)
+        for role_rows, (rows, _) in zip(self.rows, found, strict=True):
             if role_rows.role == "gradient" and scale != 1.0:
                 rows = rows.scaled(1.0 / scale)
             if role_rows.complete is None:
                 parts.setdefault(role_rows.role, []).append(LayerRows(role_rows.layers, rows))
         by_role = {role: _join(found) for role, found in parts.items()}
-        _add_gradient_scalars(scalars, by_role.get("gradient"))
-        completed = self._completed(
-            [Rows(*found) for found in zip(values, histograms, strict=True)],
-            sums,
-            by_role.get("gradient"),
-            scale * _clipped_to(scalars),
-        )
+        _add_gradient_scalars(scalars, by_role.get("gradient"), "_selected" if self.gradients_are_partial else "")
+        completed = self._completed(found, by_role.get("gradient"), scale * _clipped_to(scalars))
         by_role.update({role: _join(found) for role, found in completed.items()})
         return Record(self.step, self.time, {**scalars, **extra}, by_role, dict(self.notes), self.segment, self.late)
 
     def _completed(
-        self, rows: list[Rows], sums: list[Floats | None], gradients: LayerRows | None, factor: float
+        self, found: list[tuple[Rows, Floats | None]], gradients: LayerRows | None, factor: float
     ) -> dict[str, list[LayerRows]]:
         """`factor`: how many times as large as the recorded gradients those were that the optimizer found."""
         if self.notes.get("gradients_read_at") not in ("step", "clip"):
             gradients = None  # they are others than those that were sampled before the step
         parts: dict[str, list[LayerRows]] = {}
-        for role_rows, measured, beside in zip(self.rows, rows, sums, strict=True):
-            if role_rows.complete is not None and beside is not None:
-                made = role_rows.complete(role_rows.layers, measured, beside, gradients, factor)
+        for role_rows, (rows, sums) in zip(self.rows, found, strict=True):
+            if role_rows.complete is not None and sums is not None:
+                made = role_rows.complete(role_rows.layers, rows, sums, gradients, factor)
                 parts.setdefault(role_rows.role, []).append(made)
         return parts
 
@@ -170,22 +209,22 @@ def _join(parts: list[LayerRows]) -> LayerRows:
 
 
 def _clipped_to(scalars: Mapping[str, float]) -> float:
-    """What a clip of Holter's left of the gradients."""
-    before, after = scalars.get("gradient_norm", 0.0), scalars.get("gradient_norm_clipped")
-    return after / before if after is not None and before > 0 else 1.0
+    """What a clip of Holter's left of the gradients: torch's max_norm / (norm + 1e-6), never above 1."""
+    if "clip_norm" not in scalars:
+        return 1.0
+    return min(1.0, scalars["clip_max_norm"] / (scalars["clip_norm"] + 1e-6))
 
 
-def _add_gradient_scalars(scalars: dict[str, float], gradients: LayerRows | None) -> None:
+def _add_gradient_scalars(scalars: dict[str, float], gradients: LayerRows | None, of: str) -> None:
     """The global norm of the gradients that the optimizer uses, before clipping, and after it where Holter clipped.
 
-    The clip's own norm is of all gradients of the model, and of the kind that was asked for: it is kept beside it.
+    `of` is added to the names where the rows are only of some of these gradients: then the norm of all of them is
+    known only where a clip took it. The clip's own norm is of all gradients of the model, and of the kind that was
+    asked for: it is kept beside it.
     """
-    clip_norm = scalars.get("clip_norm")
     if gradients is not None:
         total = gradients.rows.total()
-        scalars["gradient_norm"] = float(total.derive("full_norm")[0])
-        scalars["gradient_nonfinite"] = float(total.derive("nonfinite")[0])
-    if clip_norm is not None and "gradient_norm" in scalars:
-        # torch's coefficient: max_norm / (norm + 1e-6), never above 1
-        coefficient = min(1.0, scalars["clip_max_norm"] / (clip_norm + 1e-6))
-        scalars["gradient_norm_clipped"] = scalars["gradient_norm"] * coefficient
+        scalars[f"gradient_norm{of}"] = float(total.derive("full_norm")[0])
+        scalars[f"gradient_nonfinite{of}"] = float(total.derive("nonfinite")[0])
+    if "clip_norm" in scalars and "gradient_norm" in scalars:
+        scalars["gradient_norm_clipped"] = scalars["gradient_norm"] * _clipped_to(scalars)

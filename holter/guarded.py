@@ -13,28 +13,36 @@ import torch
 from holter.problems import Complaint
 
 Method = TypeVar("Method", bound=Callable[..., Any])
+Result = TypeVar("Result")
 
 
-def contained(purpose: str, charged: bool = True) -> Callable[[Method], Method]:
-    """For methods of a Monitor: our own failure is kept as a problem and never reaches the training.
+def attempt(
+    monitor: Any, purpose: str, piece: Callable[..., Result], *args: Any, charged: bool = True, **kwargs: Any
+) -> Result | None:
+    """Runs a piece of a Monitor's work: our own failure is kept as a problem and never reaches the training.
 
     What failed, is closed, was inherited by a forked worker or would become part of a CUDA graph returns None. The
     time it takes is `charged` to the budget.
     """
+    if monitor._closed or os.getpid() != monitor._process:
+        return None
+    with monitor._problems.contained(purpose):
+        if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+            raise Complaint("it would become part of a CUDA graph; the graph's replays are not observed")
+        started = time.perf_counter()
+        result = piece(*args, **kwargs)
+        monitor._take_note_of(time.perf_counter() - started, charged)
+        return result
+    return None
+
+
+def contained(purpose: str, charged: bool = True) -> Callable[[Method], Method]:
+    """For methods of a Monitor that are one such piece."""
 
     def wrap(method: Method) -> Method:
         @functools.wraps(method)
         def guarded(self: Any, *args: Any, **kwargs: Any) -> Any:
-            if self._closed or os.getpid() != self._process:
-                return None
-            with self._problems.contained(purpose):
-                if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
-                    raise Complaint("it would become part of a CUDA graph; the graph's replays are not observed")
-                started = time.perf_counter()
-                result = method(self, *args, **kwargs)
-                self._take_note_of(time.perf_counter() - started, charged)
-                return result
-            return None
+            return attempt(self, purpose, method, self, *args, charged=charged, **kwargs)
 
         return cast(Method, guarded)
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from holter.record import Record
+from holter.record import EXECUTION_ORDER, Record, is_validation
 from holter.statistics.histogram import Histogram
 from holter.statistics.rows import COLUMNS, STATISTICS, derive
 
@@ -53,12 +55,26 @@ class History:
         return tuple(dict.fromkeys(name for record in self.records for name in record.scalars))
 
     @property
+    def validation(self) -> tuple[str, ...]:
+        """Those of `scalars` that are of data which is not trained on, by their names: val_loss, eval/accuracy, ..."""
+        return tuple(filter(is_validation, self.scalars))
+
+    @property
     def roles(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(role for record in self.records for role in record.rows))
 
+    @cached_property
+    def depth(self) -> Mapping[str, int]:
+        """The place of each module and parameter in the order in which they run: that of their first call in a
+        training forward, as last observed. Empty where it was not."""
+        notes = (record.notes.get(EXECUTION_ORDER) for record in reversed(self.records))
+        found = next((order for order in map(_names_in, notes) if order), [])
+        return {name: place for place, name in enumerate(found)}
+
     def layers(self, role: str) -> tuple[str, ...]:
-        """Every layer that ever had a row in this role, in the order of first sight."""
-        return tuple(dict.fromkeys(name for layers in self._tables(role) for name in layers))
+        """Every layer that ever had a row in this role, in the order in which they run; where that is not known, in
+        the order of first sight."""
+        return _by_depth(dict.fromkeys(name for layers in self._tables(role) for name in layers), self.depth)
 
     def scalar(self, name: str) -> tuple[Integers, Floats]:
         """Steps and values of one scalar; empty arrays where it was never recorded.
@@ -171,6 +187,24 @@ def _by_step(records: Iterable[Record]) -> list[list[Record]]:
             lines.append(newest[key])
         newest[key].append(record)
     return lines
+
+
+def _names_in(note: str | None) -> list[str]:
+    """The names in a list written as JSON; none where it says something else."""
+    try:
+        found = json.loads(note) if note is not None else []
+    except (ValueError, RecursionError):
+        return []
+    return found if isinstance(found, list) and all(isinstance(name, str) for name in found) else []
+
+
+def _by_depth(names: Iterable[str], depth: Mapping[str, int]) -> tuple[str, ...]:
+    """Names in the order of their depth; one that has none stays behind the name that it came after."""
+    places: dict[str, int] = {}
+    last = -1
+    for name in names:
+        last = places[name] = depth.get(name, last)
+    return tuple(sorted(places, key=lambda name: places[name]))
 
 
 def _integers(values: Iterable[int]) -> Integers:

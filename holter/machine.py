@@ -1,8 +1,7 @@
-"""The machine under a training: memory, processors, GPU, collectives; and how much a batch holds.
+"""The machine under a training: memory, processors, GPU.
 
 Everything here reads files, NVML or torch's own counters and waits for no device. It belongs on the writer's thread:
 a look takes tens of microseconds, NVML at times milliseconds. What cannot be read is absent, "not observed", never 0.
-Torch is imported where it is used, so that who reads a stored run can turn its throttle bits into words.
 """
 
 from __future__ import annotations
@@ -10,14 +9,13 @@ from __future__ import annotations
 import os
 import sys
 import time
-import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor, nn
+import torch
+
+from holter.loader_workers import LoaderWorkers
 
 # NVML's bits for what slows a busy GPU down against the user's will. Idleness and clocks that someone chose are not
 # among them. https://docs.nvidia.com/deploy/nvml-api/group__nvmlClocksEventReasons.html
@@ -31,7 +29,7 @@ THROTTLE = {
 
 
 def throttle_words(bits: float) -> tuple[str, ...]:
-    """The words for a recorded `machine/gpu_throttled`.
+    """The words for the bits of a `machine/gpu_throttled`.
 
     >>> throttle_words(68.0)
     ('power cap', 'heat (hardware)')
@@ -40,10 +38,11 @@ def throttle_words(bits: float) -> tuple[str, ...]:
 
 
 class Machine:
-    """This process and its device, at most every `every` seconds. For one thread, not the training's.
+    """This process, its loader workers and its device, at most every `every` seconds. For one thread, not the
+    training's.
 
-    Memory in bytes, temperature in degrees Celsius, power in watts, shares from 0 to 1. The processes of a loader's
-    workers are not counted.
+    Memory in bytes, temperature in degrees Celsius, power in watts, shares from 0 to 1; of memory and processor time
+    that of the workers is not counted in.
     """
 
     def __init__(self, device: torch.device | None = None, *, every: float = 1.0) -> None:
@@ -51,13 +50,21 @@ class Machine:
         self._every, self._looked = every, -float("inf")
         self._cores = _cores()
         self._clock, self._processor = time.perf_counter(), time.process_time()
+        self._workers = LoaderWorkers()
         self._nvml: Nvml | None = None
+        self._told = ""
+        self._throttled: tuple[str, ...] = ()  # at the last look, until it is told
         self._process = os.getpid()
 
-    @property
-    def note(self) -> str:
-        """Why NVML's numbers are not observed; empty while they are, or before the first look."""
-        return self._nvml.note if self._nvml is not None else ""
+    def notes(self) -> dict[str, str]:
+        """What slowed the GPU down at the last look; and why NVML's numbers are not observed, told once."""
+        told = {"gpu_throttled": ", ".join(self._throttled)} if self._throttled else {}
+        self._throttled = ()
+        note = self._nvml.note if self._nvml is not None else ""
+        if note != self._told:
+            self._told = note
+            told["gpu"] = f"not observed: {note}"
+        return told
 
     def scalars(self) -> dict[str, float]:
         """The numbers of now; empty when the last look was a moment ago, and in a forked child."""
@@ -65,22 +72,22 @@ class Machine:
         if now - self._looked < self._every or os.getpid() != self._process:
             return {}
         self._looked = now
-        return {**_process_memory(), **self._processors(now), **self._gpu()}
+        found = {**_process_memory(), **self._processors(now), **self._gpu()}
+        self._throttled = throttle_words(found.get("machine/gpu_throttled", 0.0))
+        return found
 
     def close(self) -> None:
         if self._nvml is not None:
             self._nvml.close()
 
     def _processors(self, now: float) -> dict[str, float]:
-        """The share of its cores that this process has used since the last look."""
+        """The share of its cores that this process has used since the last look, and that its loader workers have."""
         used, passed = time.process_time() - self._processor, now - self._clock
         self._processor, self._clock = self._processor + used, now
         share = {"machine/cpu_share": used / passed / self._cores} if passed > 0 else {}
-        return {**share, "machine/cpu_cores": self._cores}
+        return {**share, "machine/cpu_cores": self._cores, **self._workers.scalars(passed, self._cores)}
 
     def _gpu(self) -> dict[str, float]:
-        import torch
-
         if self._device is None or not torch.cuda.is_initialized():
             return {}
         if self._nvml is None:
@@ -127,8 +134,6 @@ def _peak_by_resource() -> dict[str, float]:
 
 def _gpu_memory(device: torch.device) -> dict[str, float]:
     """What torch's allocator holds, by its own counters. The peak is since the user last reset it."""
-    import torch
-
     stats = torch.cuda.memory_stats_as_nested_dict(device)  # memory_stats() without flattening 100 of them
     if not stats:
         return {}
@@ -186,8 +191,6 @@ class Nvml:
 
 def _handle(pynvml: Any, device: torch.device) -> Any:
     """By the GPU's own id: its number in CUDA is another one where CUDA_VISIBLE_DEVICES hides some."""
-    import torch
-
     uuid = getattr(torch.cuda.get_device_properties(device), "uuid", None)
     if uuid is not None:
         return pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
@@ -206,94 +209,3 @@ def _readings(pynvml: Any, handle: Any) -> dict[str, Callable[[], float]]:
         "machine/gpu_power": lambda: pynvml.nvmlDeviceGetPowerUsage(handle) / 1000.0,  # it gives milliwatts
         "machine/gpu_throttled": throttled,
     }
-
-
-class CollectiveClock:
-    """Time in collectives, as far as it can be had without touching anything of the user's: for a DDP model only.
-
-    torch.distributed has no public hook around its collectives; to time them one would have to replace its functions
-    or the user's process group, which a monitor must not do. DDP's reducer takes its own times: of its first 10
-    iterations and then of every 100th, and only those are told, each once. With FSDP, or where the module inside the
-    DDP is watched, nothing is observed. Its logging data are a prototype of torch's: if they change, the same.
-
-    For the training thread, after the optimizer's step: during a backward the reducer holds its lock, and a Python
-    communication hook waits for the GIL meanwhile, so that another thread could block both. A look takes 100 us, so
-    after the first ones only every 20th call looks.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        self._model = weakref.ref(model)
-        self._calls = 0
-        self._iteration: int | None = None  # that was told last
-
-    def scalars(self) -> dict[str, float]:
-        """`machine/collective_time`: seconds in which the gradients of one backward were reduced;
-        `machine/collective_exposed`: those of them not hidden behind its computation."""
-        self._calls += 1
-        data = self._logging_data() if self._calls <= 12 or self._calls % 20 == 0 else {}
-        iteration, comm = data.get("iteration"), data.get("backward_comm_time")
-        if not isinstance(iteration, int) or not isinstance(comm, int) or iteration == self._iteration:
-            return {}
-        self._iteration = iteration
-        overlap = data.get("backward_compute_comm_overlap_time", 0)
-        # In nanoseconds; clamped, since the two are taken by different events.
-        return {"machine/collective_time": 1e-9 * comm, "machine/collective_exposed": 1e-9 * max(comm - overlap, 0)}
-
-    def _logging_data(self) -> dict[str, Any]:
-        import torch
-
-        model = self._model()
-        if model is None or not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-            return {}
-        if not isinstance(model, torch.nn.parallel.DistributedDataParallel):
-            return {}
-        read = getattr(model, "_get_ddp_logging_data", None)
-        return dict(read()) if read is not None else {}
-
-
-# How much a batch holds, for throughput --------------------------------------------------------------------------
-
-_LOOKED_AT = 256  # things of a batch: a list of a million numbers is not walked through
-
-
-def samples_in(batch: Any) -> int | None:
-    """The leading dimension of the first tensor that has one; None where there is none.
-
-    >>> import torch
-    >>> samples_in({"step": torch.tensor(3), "inputs": [torch.zeros(8, 3), torch.zeros(8)]})
-    8
-    """
-    return next((tensor.size(0) for tensor in _tensors(batch) if tensor.dim() > 0), None)
-
-
-def tokens_in(batch: Any) -> int | None:
-    """The elements of the first tensor of batch x length token ids, padding included (to count it would be to wait).
-
-    Ids are what an embedding takes: 32 or 64 bit integers. A batch that begins with other content, as images with
-    their 2-D labels do, has no tokens: None.
-    """
-    import torch
-
-    for tensor in _tensors(batch):
-        if tensor.dim() == 2 and tensor.dtype in (torch.int32, torch.int64):
-            return tensor.numel()
-        if tensor.dim() > 1:
-            return None
-    return None
-
-
-def _tensors(batch: Any) -> Iterator[Tensor]:
-    """The tensors in tuples, lists and dictionaries, in their order."""
-    import torch
-
-    stack = [batch]
-    for _ in range(_LOOKED_AT):
-        if not stack:
-            return
-        thing = stack.pop()
-        if isinstance(thing, torch.Tensor):
-            yield thing
-        elif isinstance(thing, Mapping):
-            stack.extend(reversed(list(thing.values())))
-        elif isinstance(thing, tuple | list):
-            stack.extend(reversed(thing[:_LOOKED_AT]))

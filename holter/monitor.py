@@ -2,79 +2,37 @@
 
 from __future__ import annotations
 
-import atexit
-import logging
 import os
-import sys
 import time
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from holter.budget import Budget
-from holter.capture import Capture, Layers, is_watched
+from holter.capture import Capture, Layers, warn_of_other_monitors
+from holter.collectives import CollectiveClock
 from holter.collector import Collector
 from holter.diagnosis.finding import Finding, from_problem
-from holter.guarded import contained
+from holter.endings import AtExit, ending_of
+from holter.guarded import attempt, contained
 from holter.history import History
 from holter.machine import Machine
 from holter.problems import Complaint, Problems
 from holter.record import Ending, Problem
 from holter.run import Run
-from holter.settings import Settings, activations_pace, cannot_write, check_sinks, check_training, make_directory
+from holter.settings import Settings, cannot_write, check_layers, check_sinks, check_training, make_directory
 from holter.sinks import Sink
-from holter.stages import Batch, Batches, Stages, batches
+from holter.stages import Batch, Batches, Stages, StageTimes, batches
 from holter.training_info import describe_training, rank_of_process
 from holter.writer import Writer
 
 _CLOSE_SECONDS = 1.8
-_logger = logging.getLogger("holter")
-
-
-def watch(
-    model: nn.Module,
-    optimizer: Optimizer | Sequence[Optimizer],
-    *,
-    run: str | os.PathLike[str] | bool | None = None,
-    every: int = 1,
-    weights: int | None = 100,
-    updates: int | None = 10,
-    activations: int | Literal["auto"] | None = "auto",
-    histograms: int | None = 100,
-    scaler: Any | None = None,
-    scheduler: Any | None = None,
-    total_steps: int | None = None,
-    budget: float | None = 0.01,
-    sinks: Sequence[Sink] = (),
-) -> Monitor:
-    """Records every optimizer step of this model from now on.
-
-    `run` names the directory (`runs/<date-time-word>` by default; False keeps everything in memory). Gradients are
-    measured every `every` steps, `weights`, `updates`, `activations` and `histograms` every so many, None for never,
-    all within `budget`: the share of the training time that monitoring may take (None for no limit, 0 for scalars
-    only); "auto" looks at activations every 100 steps on the CPU, and not on other devices. Pass the `scaler` of mixed
-    precision so that the steps it skips are seen.
-
-    >>> import holter, torch
-    >>> model = torch.nn.Linear(2, 1)
-    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    >>> with holter.watch(model, optimizer, run=False) as monitor:
-    ...     loss = model(torch.ones(4, 2)).square().mean()
-    ...     loss.backward()
-    ...     optimizer.step()
-    ...     monitor.log(loss=loss)
-    >>> len(monitor.history)
-    1
-    """
-    looks = activations_pace(activations, model)
-    settings = Settings(every, weights, updates, looks, histograms, budget, total_steps)
-    return Monitor(model, optimizer, settings, run=run, scaler=scaler, scheduler=scheduler, sinks=sinks)
 
 
 class Monitor:
@@ -93,35 +51,36 @@ class Monitor:
     ) -> None:
         optimizers = check_training(model, optimizer, scaler)
         check_sinks(sinks)
-        if any(is_watched(one) for one in optimizers):
-            _logger.warning(
-                "this optimizer is watched already, by a monitor that goes on too: close() that one to end it"
-            )
+        selection = check_layers(settings.layers, model)
+        warn_of_other_monitors(optimizers)
         rank = rank_of_process()
         self.path: Path | None = make_directory(run, rank)
         self._process, self._rank, self._closed = os.getpid(), rank, False
         self._scaler = weakref.ref(scaler) if scaler is not None else lambda: None
         self._budget = Budget(settings.budget)
         self._problems = Problems(self._tell)
-        info = describe_training(model, optimizers, scheduler, settings.total_steps)
+        self._layers = Layers(model, selection, self._problems)
+        info = describe_training(model, optimizers, scheduler, settings.total_steps, self._layers)
         device = next(model.parameters()).device
         # On CUDA the stages need events at every step, whose cost is not known yet: there they are not observed.
-        self._stages = Stages(device if device.type == "cpu" else torch.device("meta"))
-        machine = Machine(device)
+        timed = device if device.type == "cpu" else torch.device("meta")
+        self._stages = Stages(timed) if settings.stages else None
+        machine = Machine(device) if settings.machine else None
+        self._collectives = CollectiveClock(model) if settings.machine else None
         try:
-            self._writer = Writer(self.path, rank, info, sinks, self._problems.add, machine.scalars)
+            self._writer = Writer(self.path, rank, info, sinks, self._problems.add, machine)
         except OSError as error:
             raise cannot_write(self.path, error) from error
         self._thread_seconds = 0.0  # of the training thread
         self._writer_seconds = 0.0  # that are charged to the budget
-        self._layers = Layers(model)
-        self._collector = Collector(model, self._layers, settings, self._budget, self._writer.post, self._problems)
-        self._capture = Capture(model, optimizers, scaler, self, self._problems)
+        self._collector = Collector(
+            model, self._layers, optimizers, settings, self._budget, self._writer.post, self._problems
+        )
+        self._capture = Capture(model, optimizers, scaler, self, self._problems, sees_ends=settings.stages)
         self._run = Run(self.path, rank) if self.path is not None else None
         self._history = History()  # as last read
         self._model = weakref.ref(model, lambda _: self._model_is_gone())
-        self._last_error = getattr(sys, "last_value", None)
-        atexit.register(self._at_exit)
+        self._at_exit = AtExit(self._close)
 
     def __repr__(self) -> str:
         where = self.path or "memory"
@@ -173,7 +132,8 @@ class Monitor:
         """Adds values to the step: `log(loss=loss)`, before or after `optimizer.step()`.
 
         Numbers and one-element tensors become scalars (several in one step: their mean); tensors given as `inputs`
-        and `targets` are measured like any tensor. Nothing waits for the device.
+        and `targets`, also in tuples and dictionaries, are measured like any tensor. What is called val_..., eval_...
+        or test_... belongs to the last step that was taken. Nothing waits for the device.
         """
         if unnamed:
             self._problems.add("log values", Complaint("they need names, as in log(loss=loss)"))
@@ -207,18 +167,25 @@ class Monitor:
         return norm
 
     def batches(self, loader: Iterable[Batch]) -> Batches[Batch]:
-        """`for batch in monitor.batches(loader)`: the same batches, and the time that waiting for them takes."""
-        return batches(loader, self)
+        """`for batch in monitor.batches(loader)`: the same batches; counts them and times the waiting for them."""
+        return batches(loader, self, self.loaded)
 
     @contained("time a wait for data")
     def wait_began(self) -> None:
         """Told by `batches`."""
-        self._stages.wait_began()
+        if self._stages is not None:
+            self._stages.wait_began()
 
     @contained("time a wait for data")
     def waited(self, seconds: float) -> None:
         """Told by `batches`."""
-        self._stages.waited(seconds)
+        if self._stages is not None:
+            self._stages.waited(seconds)
+
+    @contained("count a batch")
+    def loaded(self, batch: Any) -> None:
+        """Told by `batches`."""
+        self._collector.loaded(batch)
 
     def flush(self, seconds: float = 2.0) -> bool:
         """Waits until everything recorded so far is in the file, at most this long; says whether it is."""
@@ -247,39 +214,39 @@ class Monitor:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._close(*_ending_of(kind, "finished"))
+        self._close(*ending_of(kind, "finished"))
 
     # What the capture tells -----------------------------------------------------------------------------------
 
     def training_forward(self) -> None:
         self._collector.training_forward()
-        self._look_at_activations()
+        self._attempt("look at the order of the layers", self._collector.look_at_order)
+        self._attempt("look at activations", self._collector.look_at_activations)
         self._time("forward_began")
 
     def forward_ended(self) -> None:
         self._time("forward_ended")
 
-    @contained("read a step")
     def before_step(self, optimizer: Optimizer, has_closure: bool) -> None:
-        self._stages.measuring()
-        self._collector.take_activations()
-        self._collector.read_weights()
-        # A closure computes the gradients inside the step, and Holter's own clip has seen them already.
-        if not has_closure and not self._collector.has_gradients(optimizer):
-            self._collector.read_gradients("step", optimizer)
-        self._collector.before_update(optimizer)
-        self._stages.step_began()
+        self._time("measuring")
+        self._attempt("take the activations", self._collector.take_activations)
+        self._attempt("read the weights", self._collector.read_weights)
+        if not has_closure:  # a closure computes the gradients inside the step
+            self._read_gradients("step", optimizer)
+        self._attempt("look at what a step changes", self._collector.before_update, optimizer)
+        self._time("step_began")
 
     def after_step(self, optimizer: Optimizer, has_closure: bool) -> None:
         self._time("step_ended")
-        self._measure_update(optimizer)
+        self._attempt("measure an update", self._collector.after_update, optimizer)
+        self._attempt("read the moments", self._collector.read_moments, optimizer)
         if has_closure:
-            self._read_gradients_after_closure(optimizer)
+            self._read_gradients("closure", optimizer)
         self._finish_step(optimizer, skipped=False)
 
     def skipped_step(self, optimizer: Optimizer) -> None:
-        self._take_activations()
-        self._read_gradients_of_skipped(optimizer)
+        self._attempt("take the activations", self._collector.take_activations)
+        self._read_gradients("skipped step", optimizer)
         self._finish_step(optimizer, skipped=True)
 
     def step_raised(self) -> None:
@@ -296,17 +263,22 @@ class Monitor:
 
     # Guarded pieces: a failure in one does not keep the next from running -------------------------------------
 
-    @contained("time a stage")
-    def _time(self, moment: str) -> None:
-        getattr(self._stages, moment)()
+    def _attempt(self, purpose: str, piece: Callable[..., None], *args: Any) -> None:
+        attempt(self, purpose, piece, *args)
 
-    @contained("look at activations")
-    def _look_at_activations(self) -> None:
-        self._collector.look_at_activations()
+    def _time(self, moment: str) -> Any:
+        return attempt(self, "time a stage", getattr(self._stages, moment)) if self._stages is not None else None
 
-    @contained("take the activations of a skipped step")
-    def _take_activations(self) -> None:
-        self._collector.take_activations()
+    @contained("look at collectives")
+    def _look_at_collectives(self) -> None:
+        found = self._collectives.look(self.step) if self._collectives is not None else None
+        if found is not None:
+            self._collector.add(found.step, found.scalars)
+
+    @contained("read the gradients")
+    def _read_gradients(self, at: str, optimizer: Optimizer) -> None:
+        if not self._collector.has_gradients(optimizer):  # Holter's own clip may have seen them already
+            self._collector.read_gradients(at, optimizer)
 
     @contained("clip in one pass", charged=False)
     def _clip_in_one_pass(self, max_norm: float) -> Tensor | None:
@@ -327,32 +299,25 @@ class Monitor:
     def _note_clip(self, norm: Tensor, max_norm: float, norm_type: float) -> None:
         self._collector.clipped(norm, max_norm, norm_type)
 
-    @contained("measure an update")
-    def _measure_update(self, optimizer: Optimizer) -> None:
-        self._collector.after_update(optimizer)
-
-    @contained("read the gradients of the closure")
-    def _read_gradients_after_closure(self, optimizer: Optimizer) -> None:
-        if not self._collector.has_gradients(optimizer):
-            self._collector.read_gradients("closure", optimizer)
-
-    @contained("read a skipped step")
-    def _read_gradients_of_skipped(self, optimizer: Optimizer) -> None:
-        if not self._collector.has_gradients(optimizer):
-            self._collector.read_gradients("skipped step", optimizer)
+    def _finish_step(self, optimizer: Optimizer, skipped: bool) -> None:
+        self._attempt("take the order of the layers", self._collector.take_order)
+        self._look_at_collectives()
+        self._record_step(optimizer, skipped, self._time("finish"))
 
     @contained("record a step")
-    def _finish_step(self, optimizer: Optimizer, skipped: bool) -> None:
+    def _record_step(self, optimizer: Optimizer, skipped: bool, times: StageTimes | None) -> None:
         seconds = self._writer.seconds
         self._budget.spend(self._visible(seconds - self._writer_seconds))
         self._writer_seconds = seconds
         self._problems.step = self.step
-        self._collector.finish(optimizer, self._scaler(), skipped=skipped, times=self._stages.finish())
+        self._collector.finish(optimizer, self._scaler(), skipped=skipped, times=times)
 
     @contained("begin a segment")
     def _begin_segment(self, step: int) -> None:
         self._writer.begin_segment()
         self._collector.restart(step)
+        if self._collectives is not None:
+            self._collectives.restart()
 
     # The end --------------------------------------------------------------------------------------------------
 
@@ -363,15 +328,10 @@ class Monitor:
     @contained("close")
     def _close(self, state: str, error: str = "") -> None:
         self._closed = True
-        atexit.unregister(self._at_exit)
+        self._at_exit.cancel()
         self._capture.detach()
         self._collector.forget_step()
         self._writer.close(Ending(time.time(), state, error), _CLOSE_SECONDS)
-
-    def _at_exit(self) -> None:
-        # An error from before, as an interactive session keeps them, did not end this training.
-        error = None if getattr(sys, "last_value", None) is self._last_error else getattr(sys, "last_type", None)
-        self._close(*_ending_of(None if hasattr(sys, "ps1") else error, "ended"))
 
     def _model_is_gone(self) -> None:
         """Called by the garbage collector, so nothing here may wait."""
@@ -379,17 +339,6 @@ class Monitor:
             return
         with self._problems.contained("end with the model"):
             self._closed = True
-            atexit.unregister(self._at_exit)
+            self._at_exit.cancel()
             self._capture.abandon()
             self._writer.stop(Ending(time.time(), "ended"), _CLOSE_SECONDS)
-
-
-def _ending_of(kind: type[BaseException] | None, otherwise: str) -> tuple[str, str]:
-    """How a training ended, by the exception that ended it; only its class is kept."""
-    if kind is None:
-        return otherwise, ""
-    if issubclass(kind, KeyboardInterrupt):
-        return "interrupted", ""
-    if issubclass(kind, SystemExit):
-        return "ended", ""
-    return "failed", kind.__name__

@@ -6,6 +6,7 @@ diagnosis, sinks, report) reads them and never needs torch.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -19,8 +20,19 @@ from holter.statistics.rows import Rows
 Floats = npt.NDArray[np.float64]
 
 FORMAT = 1  # of the journal's entries; raised when an older reader would misread a newer one
+EXECUTION_ORDER = "execution_order"  # a note: modules and parameters as they first ran, a list in JSON
 
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
+_VALIDATION = re.compile(r"(^|/)(val|valid|validation|eval|evaluation|test)([_./ -]|$)", re.IGNORECASE)
+
+
+def is_validation(scalar: str) -> bool:
+    """Whether this is the name of a value from data that is not trained on.
+
+    >>> [is_validation(name) for name in ("val_loss", "eval/accuracy", "Loss/test", "loss", "value", "latest/loss")]
+    [True, True, True, False, False, False]
+    """
+    return _VALIDATION.search(scalar) is not None
 
 
 @dataclass(frozen=True, eq=False)

@@ -22,6 +22,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from holter.diagnosis.finding import Finding, from_problem
 from holter.history import History
 from holter.journal import JournalReader
 from holter.record import FORMAT, Ending, Problem, Record
@@ -205,9 +206,15 @@ class Run:
 
     @property
     def layers(self) -> tuple[Mapping[str, Any], ...]:
-        """The model's parameters as they were at the start: name, shape, dtype, whether it is trained."""
+        """The model's parameters as they were at the start: name, shape, dtype, part, whether it is trained and
+        selected, and what other names a tied one has."""
         layers = self.info.get("layers")
         return tuple(layers) if isinstance(layers, list) else ()
+
+    @property
+    def depth(self) -> Mapping[str, int]:
+        """The place of each module and parameter in the order in which they run; empty where it is not known."""
+        return self.history.depth
 
     @property
     def history(self) -> History:
@@ -229,11 +236,15 @@ class Run:
         return [problem for part in self._parts.values() for problem in part.problems]
 
     @property
-    def findings(self) -> tuple[Any, ...]:
-        """What is wrong with the training, as far as it was looked for: today Holter's own contained failures."""
-        from holter.diagnosis.finding import from_problem
+    def findings(self) -> tuple[Finding, ...]:
+        """What is wrong with the training (of a resumed one with the line that survived), and what failed of Holter's
+        own."""
+        from holter.diagnosis.doctor import diagnose  # to list a thousand runs it is not needed
 
-        return tuple(from_problem(problem) for problem in self.problems)
+        return (
+            *diagnose(self.history.latest().records, self.info),
+            *(from_problem(problem) for problem in self.problems),
+        )
 
     @property
     def state(self) -> str:

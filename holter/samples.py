@@ -8,52 +8,86 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from holter.statistics.device_rows import is_dense, sent
+from holter.statistics.measure import numbers_in
 
 MOST = 4096  # numbers of a tensor
 
 
-def stride_of(shape: Sequence[int]) -> int:
-    """Every so many elements are taken: a number that has no factor in common with the shape, so that no row, column
+def stride_of(size: int) -> int:
+    """Every so many elements are taken: a number that has no factor in common with the size, so that no row, column
     or head is missed."""
-    size = math.prod(shape)
-    stride = max(1, -(-size // MOST))
+    if size <= MOST:
+        return 1
+    stride = -(-size // MOST)
     while math.gcd(stride, size) > 1:
         stride += 1
     return stride
 
 
+class Segments:
+    """Stretches of a line, one a tensor, over which is summed."""
+
+    def __init__(self, counts: Sequence[int], device: torch.device) -> None:
+        self.counts = list(counts)
+        self._on_host = device.type == "cpu"
+        self._lengths, self._total = sent(self.counts, device), sum(self.counts)
+        self._filled = np.flatnonzero(self.counts)  # reduceat has no sum over nothing
+        self._starts = np.cumsum([0, *self.counts])[self._filled]
+
+    def dots(self, *pairs: tuple[Tensor | None, Tensor | None]) -> Tensor:
+        """The sum of the products of each pair of lines, float64 [tensors, pairs]; NaN where a line is missing."""
+        if self._on_host:
+            return torch.from_numpy(self._dots_on_host(pairs))
+        line = next(line for pair in pairs for line in pair if line is not None)
+        nothing = torch.full_like(line, torch.nan, dtype=torch.float64)
+        products = [nothing if a is None or b is None else a.double() * b for a, b in pairs]
+        return torch.segment_reduce(torch.stack(products, dim=1), "sum", lengths=self._lengths, unsafe=True)
+
+    def spread(self, values: Tensor) -> Tensor:
+        """A line of the values, one a tensor: each as often as its stretch is long."""
+        return torch.repeat_interleave(values, self._lengths, output_size=self._total)  # a known size needs no wait
+
+    def _dots_on_host(self, pairs: Sequence[tuple[Tensor | None, Tensor | None]]) -> np.ndarray:
+        """With numpy, whose calls take a tenth of the time of torch's: for small models they are all the time."""
+        sums = np.zeros((len(self.counts), len(pairs)))
+        for place, (first, second) in enumerate(pairs):
+            if first is None or second is None:
+                sums[:, place] = np.nan
+            elif len(self._filled):
+                product = np.multiply(first.numpy(), second.numpy(), dtype=np.float64)
+                sums[self._filled, place] = np.add.reduceat(product, self._starts)
+        return sums
+
+
 class Sampler:
-    """Takes samples of tensors of these shapes, all on one device."""
+    """Takes samples of tensors of these sizes, all on one device."""
 
-    def __init__(self, shapes: Sequence[Sequence[int]], device: torch.device) -> None:
-        self.shapes = tuple(tuple(shape) for shape in shapes)
-        self.sizes = tuple(math.prod(shape) for shape in shapes)
-        self.strides = [stride_of(shape) if math.prod(shape) > MOST else 1 for shape in shapes]
-        self.counts = [-(-size // stride) for size, stride in zip(self.sizes, self.strides, strict=True)]
-        self._lengths = sent(self.counts, device)
+    def __init__(self, sizes: Sequence[int], device: torch.device) -> None:
+        self.sizes = tuple(sizes)
+        self.strides = [stride_of(size) for size in sizes]
+        self._on_host = device.type == "cpu"
+        self.segments = Segments([-(-n // stride) for n, stride in zip(self.sizes, self.strides, strict=True)], device)
 
-    def take(self, tensors: Sequence[Tensor]) -> Tensor:
-        """Their samples in a line, float32; float64 where there is a float64 among them."""
-        with torch.no_grad():
-            pieces = [_line(tensor)[::stride] for tensor, stride in zip(tensors, self.strides, strict=True)]
-            wide = any(piece.dtype is torch.float64 for piece in pieces)
-            return torch.cat([piece.to(torch.float64 if wide else torch.float32) for piece in pieces])
-
-    def sums(self, *lines: Tensor) -> Tensor:
-        """The sum over each tensor's sample of each of these lines, float64 [tensors, lines]."""
-        stacked = torch.stack([line.double() for line in lines], dim=1)
-        return torch.segment_reduce(stacked, "sum", lengths=self._lengths, unsafe=True)
+    def take(self, lines: Sequence[Tensor]) -> Tensor:
+        """Samples of tensors `in_line`, one after the other: float32, or float64 where there is one among them."""
+        dtypes = {line.dtype for line in lines}
+        if self._on_host and dtypes == {torch.float32}:  # numpy's calls are the shorter ones
+            parts = [line.numpy()[::stride] for line, stride in zip(lines, self.strides, strict=True)]
+            return torch.from_numpy(np.concatenate(parts))
+        working = torch.float64 if torch.float64 in dtypes else torch.float32
+        return torch.cat([line[::stride].to(working) for line, stride in zip(lines, self.strides, strict=True)])
 
     def split(self, line: Tensor) -> tuple[Tensor, ...]:
         """The sample of each tensor, as views of the line."""
-        return tuple(line.split(self.counts))
+        return tuple(line.split(self.segments.counts))
 
 
-def _line(tensor: Tensor) -> Tensor:
-    """Its elements in the order of its memory, where that needs no copy."""
-    plain = tensor.detach()
-    return plain.as_strided((plain.numel(),), (1,)) if is_dense(plain) else plain.reshape(-1)
+def in_line(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """The elements of each in the order of its memory, where that needs no copy."""
+    plain = [numbers_in(tensor)[0] for tensor in tensors]
+    return [line.as_strided((line.numel(),), (1,)) if is_dense(line) else line.reshape(-1) for line in plain]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,11 @@ from torch.optim import Optimizer
 
 from holter.capture import overlaps
 from holter.run import create_directory
+from holter.selection import Asked, Selection
 from holter.sinks import Sink
+
+HISTOGRAMS = ("gradient", "weight", "momentum", "second_moment", "activation", "batch")  # roles that have them
+_HISTOGRAM_PACE = 100  # of a role that was given none
 
 
 @dataclass(frozen=True)
@@ -23,25 +27,55 @@ class Settings:
     every: int = 1
     weights: int | None = 100
     updates: int | None = 10
+    optimizer_state: int | None = 10
     activations: int | None = 100
-    histograms: int | None = 100
+    histograms: int | Mapping[str, int | None] | None = 100  # of all roles, or of each
     budget: float | None = 0.01
     total_steps: int | None = None
+    layers: Asked | None = None  # None: all
+    stages: bool = True
+    machine: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("every", "weights", "updates", "activations", "histograms", "total_steps"):
+        self._check_histograms()
+        for name in ("stages", "machine"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name}={getattr(self, name)!r}: give True or False")
+        for name in ("every", "weights", "updates", "activations", "optimizer_state", "total_steps"):
             value = getattr(self, name)
             if value is None and name != "every":
                 continue
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                meaning = "a whole number of steps, at least 1" + ("" if name == "every" else ", or None")
-                raise ValueError(f"{name}={value!r}: give {meaning}")
+            _check_pace(name, value, "" if name == "every" else ", or None")
         is_share = isinstance(self.budget, int | float) and not isinstance(self.budget, bool) and 0 <= self.budget <= 1
         if self.budget is not None and not is_share:
             raise ValueError(
                 f"budget={self.budget!r} is the share of the training time that monitoring may take: "
                 "give a number from 0 (scalars only) to 1, such as 0.01, or None for no limit"
             )
+
+    def histogram_pace(self, kind: str) -> int | None:
+        """Of a kind that begins with its role: "gradient", or "batch inputs"."""
+        if not isinstance(self.histograms, Mapping):
+            return self.histograms
+        return self.histograms.get(kind.partition(" ")[0], _HISTOGRAM_PACE)
+
+    def _check_histograms(self) -> None:
+        if not isinstance(self.histograms, Mapping):
+            paces: dict[Any, Any] = {"histograms": self.histograms}
+        else:
+            paces = {f"histograms[{role!r}]": pace for role, pace in self.histograms.items()}
+            for role in self.histograms:
+                if role not in HISTOGRAMS:
+                    roles = ", ".join(map(repr, HISTOGRAMS))
+                    raise ValueError(f"histograms: there is no role {role!r} that has them; give a pace to {roles}")
+        for name, pace in paces.items():
+            if pace is not None:
+                _check_pace(name, pace, ", or None")
+
+
+def _check_pace(name: str, value: Any, otherwise: str) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ValueError(f"{name}={value!r}: give a whole number of steps, at least 1{otherwise}")
 
 
 def activations_pace(asked: int | str | None, model: Any) -> int | None:
@@ -78,6 +112,15 @@ def check_training(model: nn.Module, optimizer: Optimizer | Sequence[Optimizer],
     if scaler is not None and not all(callable(getattr(scaler, name, None)) for name in ("scale", "step", "update")):
         raise ValueError(f"scaler={scaler!r} has no scale(), step() and update(): pass the torch.amp.GradScaler")
     return list(optimizers)
+
+
+def check_layers(asked: Asked | None, model: nn.Module) -> Selection | None:
+    """The selection that was asked for, if this model has it."""
+    if asked is None:
+        return None
+    selection = Selection(asked)
+    selection.check(model)
+    return selection
 
 
 def check_sinks(sinks: Sequence[Sink]) -> None:

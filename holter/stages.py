@@ -17,9 +17,9 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 
@@ -239,8 +239,8 @@ class Waits(Protocol):
 class Batches(Generic[Batch_co]):
     """Yields what a loader yields, each time it is iterated, and tells how long the loader took."""
 
-    def __init__(self, loader: Iterable[Batch_co], waits: Waits) -> None:
-        self._loader, self._waits = loader, waits
+    def __init__(self, loader: Iterable[Batch_co], waits: Waits, loaded: Callable[[Any], None] | None = None) -> None:
+        self._loader, self._waits, self._loaded = loader, waits, loaded
 
     def __iter__(self) -> Iterator[Batch_co]:
         began = self._ask()
@@ -253,6 +253,8 @@ class Batches(Generic[Batch_co]):
                     return
                 finally:
                     self._waits.waited(time.perf_counter() - began)
+                if self._loaded is not None:
+                    self._loaded(batch)
                 yield batch
                 del batch  # as in a plain loop, the loader may have its memory back for the next one
                 began = self._ask()
@@ -272,9 +274,11 @@ class SizedBatches(Batches[Batch_co]):
         return len(self._loader)  # type: ignore[arg-type]  # `batches` has looked
 
 
-def batches(loader: Iterable[Batch], waits: Waits) -> Batches[Batch]:
+def batches(loader: Iterable[Batch], waits: Waits, loaded: Callable[[Any], None] | None = None) -> Batches[Batch]:
     """`for batch in batches(loader, stages):` in place of `for batch in loader:`, for the loader of the training.
 
-    Exceptions of the loader pass unchanged; `len` works where the loader has one.
+    Exceptions of the loader pass unchanged; `len` works where the loader has one. `loaded` is shown every batch, and
+    must not raise either.
     """
-    return SizedBatches(loader, waits) if hasattr(loader, "__len__") else Batches(loader, waits)
+    kind: type[Batches[Batch]] = SizedBatches if hasattr(loader, "__len__") else Batches
+    return kind(loader, waits, loaded)

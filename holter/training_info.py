@@ -12,17 +12,22 @@ from torch import nn
 from torch.optim import Optimizer
 
 import holter
-from holter.layer_roles import roles_of
+from holter.capture import Layers
+from holter.layer_roles import roles_of, tied_parameters
 
 
 def describe_training(
-    model: nn.Module, optimizers: Sequence[Optimizer], scheduler: Any | None, total_steps: int | None
+    model: nn.Module, optimizers: Sequence[Optimizer], scheduler: Any | None, total_steps: int | None, layers: Layers
 ) -> dict[str, Any]:
-    names = list(model.named_parameters())
+    names = list(zip(*layers.everything(), strict=True))
     try:
-        parts = roles_of(model)
+        parts, tied = roles_of(model), tied_parameters(model)
     except RecursionError:  # a module that holds its parent has no end of names
-        parts = {}
+        parts, tied = {}, {}
+    kinds = {name: type(module).__name__ for name, module in model.named_modules()}
+    others: dict[str, list[str]] = {}
+    for other, name in tied.items():
+        others.setdefault(name, []).append(other)
     return {
         "created": time.time(),
         "model": type(model).__name__,
@@ -30,7 +35,16 @@ def describe_training(
         "scheduler": type(scheduler).__name__ if scheduler is not None else None,
         "total_steps": total_steps,
         "parameters": sum(parameter.numel() for _, parameter in names),
-        "layers": [{**_describe_layer(name, parameter), "part": parts.get(name, "other")} for name, parameter in names],
+        "layers": [
+            {
+                **_describe_layer(name, parameter),
+                "part": parts.get(name, "other"),
+                "module": kinds.get(name.rpartition(".")[0], ""),
+                "selected": id(parameter) not in layers.left_out,
+                **({"tied_to": others[name]} if name in others else {}),
+            }
+            for name, parameter in names
+        ],
         "versions": {
             "holter": holter.__version__,
             "torch": torch.__version__,

@@ -1,7 +1,7 @@
-"""What an optimizer really did to the weights, of any optimizer, seen in a sample before and after its step.
+"""What an optimizer really did to the weights, of any optimizer, seen before and after its step.
 
-No copy of the model is kept. The sample stands for the whole tensor: its rows are scaled up to the tensor's size, and
-where the gradient is known both in the sample and as a whole, that corrects for what the sample happened to miss.
+No copy of the model is kept. Of each tensor there is a sample, which stands for the whole of it: its rows are scaled
+up to the tensor's size. Large tensors are folded into a sketch besides, which gives the norms of all elements.
 """
 
 from __future__ import annotations
@@ -14,84 +14,127 @@ import torch
 from torch import Tensor
 
 from holter.record import Floats, LayerRows
-from holter.samples import Sampler
-from holter.statistics.device_rows import DeviceRows
+from holter.samples import MOST, Sampler, Segments, in_line
+from holter.statistics.device_rows import DeviceRows, sent
 from holter.statistics.measure import Measurer
 from holter.statistics.rows import COLUMNS, MAX, MIN, Rows
+from holter.statistics.sketch import width_of
 
 _SCALED = [place for place in range(len(COLUMNS)) if place not in (MIN, MAX)]  # counts and sums; extremes stay
 _SQUARES, _FOURTHS = COLUMNS.index("sum_squares"), COLUMNS.index("sum_fourths")
 
 
+class Plan:
+    """What depends only on the sizes of the tensors, made once."""
+
+    def __init__(self, sizes: tuple[int, ...], device: torch.device) -> None:
+        self.sampler = Sampler(sizes, device)
+        self.large = [place for place, size in enumerate(sizes) if size > MOST]  # those that are folded besides
+        self.places = sent(self.large, device)
+        self.folded = Segments([width_of(sizes[place]) for place in self.large], device)
+
+    def sketch(self, lines: Sequence[Tensor], measurer: Measurer) -> Tensor | None:
+        return measurer.fold([lines[place] for place in self.large]) if self.large else None
+
+
 @dataclass(frozen=True, eq=False)
 class Before:
-    """Samples taken just before a step: of the weights, and of the gradients where all of them have one."""
+    """What is known just before a step: samples of weights, and of the gradients where all have one; sketches."""
 
     names: tuple[str, ...]
-    sampler: Sampler
+    plan: Plan
     parameters: list[Tensor]
     weights: Tensor
     gradients: Tensor | None
     earlier_gradients: Tensor | None  # of the step before
+    sketch: Tensor | None
+
+
+@dataclass(frozen=True, eq=False)
+class Change:
+    """What a step has changed in the sample and in the sketch, and what that is compared with. All of it copies, so
+    that it can be measured later, and the model need not live until then."""
+
+    plan: Plan
+    sampled: Tensor
+    weights: Tensor
+    gradients: Tensor | None
+    earlier_gradients: Tensor | None
+    folded: Tensor | None
+    sketch: Tensor | None
+
+    @property
+    def size(self) -> int:
+        """Bytes that are held."""
+        lines = (self.sampled, self.weights, self.gradients, self.earlier_gradients, self.folded, self.sketch)
+        return sum(line.numel() * line.element_size() for line in lines if line is not None)
+
+    def measure(self, measurer: Measurer) -> tuple[DeviceRows, Tensor]:
+        """Rows of the sampled updates, and the sums [tensors, 6] that `Completion` needs; all still on the device."""
+        weights, gradients, earlier, nothing = self.weights, self.gradients, self.earlier_gradients, (None, None)
+        rows = measurer.measure(self.plan.sampler.split(self.sampled))
+        sums = self.plan.sampler.segments.dots(
+            (weights, weights), (gradients, gradients), (gradients, earlier), (earlier, earlier), nothing, nothing
+        )
+        if self.folded is not None:
+            found = self.plan.folded.dots((self.sketch, self.sketch), (self.folded, self.folded))
+            sums[:, 4:].index_copy_(0, self.plan.places, found)
+        return rows, sums
 
 
 class Updates:
-    """Takes the samples of one list of parameters around a step, and of the gradients one step earlier."""
+    """Looks at one list of parameters around a step, and at the gradients one step earlier."""
 
     def __init__(self) -> None:
-        self._sampler: Sampler | None = None
+        self._plan: Plan | None = None
         self._earlier: tuple[int, tuple[str, ...], Tensor] | None = None
 
     def remember_gradients(self, step: int, names: Sequence[str], gradients: Sequence[Tensor]) -> None:
         """For the cosine with those of the next step."""
-        sampler = self._sampler_for(gradients)
-        self._earlier = step, tuple(names), sampler.take(gradients)
+        lines = in_line(gradients)
+        self._earlier = step, tuple(names), self._plan_for(lines).sampler.take(lines)
 
-    def before(self, step: int, names: Sequence[str], parameters: Sequence[Tensor]) -> Before:
-        sampler = self._sampler_for(parameters)
+    def before(self, step: int, names: Sequence[str], parameters: Sequence[Tensor], measurer: Measurer) -> Before:
+        lines, key = in_line(parameters), tuple(names)
+        plan = self._plan_for(lines)
         found = [parameter.grad for parameter in parameters]
-        gradients = [gradient for gradient in found if gradient is not None and not gradient.is_sparse]
-        taken = sampler.take(gradients) if len(gradients) == len(found) else None
-        earlier = self._earlier
-        is_last = earlier is not None and earlier[:2] == (step - 1, tuple(names))
-        self._earlier = (step, tuple(names), taken) if taken is not None else None
+        gradients = in_line([gradient for gradient in found if gradient is not None and not gradient.is_sparse])
+        taken = plan.sampler.take(gradients) if len(gradients) == len(found) else None
+        earlier, self._earlier = self._earlier, (step, key, taken) if taken is not None else None
+        is_last = earlier is not None and earlier[:2] == (step - 1, key)
         return Before(
-            tuple(names),
-            sampler,
+            key,
+            plan,
             list(parameters),
-            sampler.take(parameters),
+            plan.sampler.take(lines),
             taken,
             earlier[2] if earlier is not None and is_last else None,
+            plan.sketch(lines, measurer),
         )
 
-    def after(self, before: Before, measurer: Measurer) -> tuple[DeviceRows, Tensor]:
-        """Rows of the sampled updates, and the sums [tensors, 6] that `complete` needs; all still on the device."""
-        update = before.sampler.take(before.parameters) - before.weights
-        rows = measurer.measure(before.sampler.split(update))
-        nothing = torch.full_like(update, torch.nan)
-        gradient = before.gradients if before.gradients is not None else nothing
-        earlier = before.earlier_gradients if before.earlier_gradients is not None else nothing
-        of_gradient, of_update = gradient.double().square(), update.double().square()
-        sums = before.sampler.sums(
-            before.weights.double().square(),
-            of_gradient,
-            of_gradient.square(),
-            of_gradient * of_update,
-            gradient.double() * earlier.double(),
-            earlier.double().square(),
+    def after(self, before: Before, measurer: Measurer) -> Change:
+        lines, plan = in_line(before.parameters), before.plan
+        sketch = plan.sketch(lines, measurer)
+        return Change(
+            plan,
+            plan.sampler.take(lines) - before.weights,
+            before.weights,
+            before.gradients,
+            before.earlier_gradients,
+            sketch - before.sketch if sketch is not None and before.sketch is not None else None,
+            before.sketch,
         )
-        return rows, sums
 
-    def _sampler_for(self, tensors: Sequence[Tensor]) -> Sampler:
-        shapes = tuple(tuple(tensor.shape) for tensor in tensors)
-        if self._sampler is None or self._sampler.shapes != shapes:
-            self._sampler = Sampler(shapes, tensors[0].device)
-        return self._sampler
+    def _plan_for(self, lines: Sequence[Tensor]) -> Plan:
+        sizes = tuple([line.numel() for line in lines])
+        if self._plan is None or self._plan.sampler.sizes != sizes:
+            self._plan = Plan(sizes, lines[0].device)
+        return self._plan
 
 
 @dataclass(frozen=True, eq=False)
 class Completion:
-    """Turns what was found in the samples into rows that stand for the whole tensors. Off the training thread."""
+    """Turns what was found into rows that stand for the whole tensors. Off the training thread."""
 
     sizes: tuple[int, ...]
     rates: tuple[float, ...]  # of the group that each parameter is in; NaN where it is not known on the host
@@ -100,20 +143,19 @@ class Completion:
         self, layers: tuple[str, ...], rows: Rows, sums: Floats, gradients: LayerRows | None, factor: float
     ) -> LayerRows:
         """`gradients` are the rows of the whole ones, before a clip; those of the sample are so many times as large."""
-        weight, gradient, gradient_fourths, common, agreement, earlier = sums.T
-        size, count = np.array(self.sizes, dtype=np.float64), rows.column("count")
+        weight, gradient, agreement, earlier, whole_weight, whole_update = sums.T
+        count = rows.column("count")
         with np.errstate(divide="ignore", invalid="ignore"):
+            scale = np.array(self.sizes) / np.maximum(count, 1)
             values = rows.values.copy()
-            values[:, _SCALED] *= (size / np.maximum(count, 1))[:, None]
-            whole_gradient = _squares_of(gradients, layers) * factor**2
-            corrected = _corrected(rows, count, size, gradient, gradient_fourths, common, whole_gradient)
-            ratio = corrected / np.where(values[:, _SQUARES] > 0, values[:, _SQUARES], 1)
-            values[:, _SQUARES] = np.where(values[:, _SQUARES] > 0, corrected, 0)
-            values[:, _FOURTHS] *= ratio**2
-            weight_norm = np.sqrt(weight * size / np.maximum(count, 1))
-            gradient_norm = np.sqrt(np.where(np.isnan(whole_gradient), gradient * size / count, whole_gradient))
+            values[:, _SCALED] *= scale[:, None]
+            squares = _known(whole_update, values[:, _SQUARES])
+            values[:, _FOURTHS] *= np.where(squares > 0, squares / values[:, _SQUARES], 1) ** 2
+            values[:, _SQUARES] = squares
+            weight_norm = np.sqrt(_known(whole_weight, weight * scale))
+            gradient_norm = np.sqrt(_known(_squares_of(gradients, layers) * factor**2, gradient * scale))
             extras = {
-                "ratio": np.sqrt(values[:, _SQUARES]) / weight_norm,
+                "ratio": np.sqrt(squares) / weight_norm,
                 "weight_norm": weight_norm,
                 "planned_ratio": np.array(self.rates) * gradient_norm / weight_norm,
                 "unchanged": rows.column("zeros") / count,
@@ -122,25 +164,12 @@ class Completion:
         return LayerRows(layers, Rows(values), extras)
 
 
+def _known(whole: Floats, estimate: Floats) -> Floats:
+    """What is known of the whole, and where nothing is, what the sample lets expect."""
+    return np.where(np.isnan(whole), estimate, whole)
+
+
 def _squares_of(rows: LayerRows | None, layers: tuple[str, ...]) -> Floats:
     """The sum of squares of the whole gradient of each layer; NaN where it was not measured."""
     known = {} if rows is None else dict(zip(rows.layers, rows.rows.column("sum_squares"), strict=True))
     return np.array([known.get(layer, np.nan) for layer in layers])
-
-
-def _corrected(
-    rows: Rows, count: Floats, size: Floats, gradient: Floats, fourths: Floats, common: Floats, whole_gradient: Floats
-) -> Floats:
-    """The sum of squares of the whole update.
-
-    Squares of updates and of gradients go together, exactly so for plain SGD: by how much the sample misses the known
-    sum of the gradient, it misses that of the update (a control variate). Few large values decide both.
-    """
-    squares = rows.column("sum_squares")
-    plain = squares * size / np.maximum(count, 1)
-    spread = fourths / count - (gradient / count) ** 2
-    slope = (common / count - gradient * squares / count**2) / np.where(spread > 0, spread, np.nan)
-    better = plain + slope * (whole_gradient - gradient * size / count)
-    is_whole = count >= size
-    usable = np.isfinite(better) & (better > 0.25 * plain) & (better < 4 * plain) & ~is_whole
-    return np.where(usable, better, plain)

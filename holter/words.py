@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 
 def printable(text: str) -> str:
@@ -42,6 +42,17 @@ def share(value: float) -> str:
     return f"{100 * value:.2g} %" if 0.001 <= value < 0.995 else "<0.1 %" if value < 0.5 else ">99 %"
 
 
+def share_range(values: Iterable[float]) -> str:
+    """Shares from the lowest to the highest.
+
+    >>> share_range([0.81, 1.0]), share_range([0.5])
+    ('81 to 100 %', '50 %')
+    """
+    known = list(values)
+    low, high = share(min(known)), share(max(known))
+    return high if low == high else f"{low.removesuffix(' %')} to {high}"
+
+
 def amount(count: float | None, units: Sequence[str] = ("", " K", " M", " B", " T"), step: int = 1000) -> str:
     """A large count in a fitting unit: 1.23 M."""
     if count is None:
@@ -57,8 +68,14 @@ def size(count: int | None) -> str:
 
 
 def duration(seconds: float) -> str:
-    """In the largest unit of which there are two."""
+    """In the largest unit of which there are two; what is short, in milliseconds.
+
+    >>> [duration(seconds) for seconds in (0, 0.0025, 0.18, 42, 7200)]
+    ['0 s', '2.5 ms', '0.18 s', '42 s', '2 h']
+    """
     for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= 2 * length:
             return f"{seconds / length:.0f} {unit}"
+    if 0 < seconds < 0.1:
+        return f"{1000 * seconds:.2g} ms"
     return f"{seconds:.0f} s" if seconds >= 10 else f"{max(seconds, 0.0):.2g} s"

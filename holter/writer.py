@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,10 @@ from holter.background import Background, Soon
 from holter.diagnosis.finding import Finding
 from holter.draft import Draft
 from holter.journal import Journal
+from holter.machine import Machine
 from holter.problems import Complaint
 from holter.record import Ending, Entry, Problem, Record, size_of
+from holter.repeats import Repeats
 from holter.run import journal_path, next_segment, write_info
 from holter.sinks import Fanout, Sink
 
@@ -51,16 +54,17 @@ class Writer:
         info: Mapping[str, Any],
         sinks: Sequence[Sink],
         report: Report,
-        look: Callable[[], Mapping[str, float]] = dict,
+        machine: Machine | None = None,
     ) -> None:
-        """`look` gives further scalars for a record: of the machine, which this thread has the time to look at."""
+        """The `machine` gives further scalars for a record: this thread has the time to look at it."""
         self.records: list[Record] = []
-        self._directory, self._rank, self._info, self._report, self._look = directory, rank, info, report, look
+        self._directory, self._rank, self._info, self._report, self._machine = directory, rank, info, report, machine
         self._segment = 0
         self._has_records = False  # in this segment
         self._journal: Journal | None = None
         self._built: tuple[Draft, Record] | None = None  # so that a failing disk does not make it anew each time
         self._pause = 0.0
+        self._repeats = Repeats()
         if directory is not None:
             write_info(directory, info)
             self._open_journal(directory)
@@ -133,7 +137,8 @@ class Writer:
             return _ARRIVAL
         if self._built is None or self._built[0] is not draft:
             dropped = {"dropped": float(self.dropped)} if self.dropped else {}
-            self._built = draft, draft.record({**dropped, **({} if draft.late else self._look())})
+            record = draft.record({**dropped, **self._look(draft)})
+            self._built = draft, replace(record, scalars={**record.scalars, **self._repeats.scalars(record)})
         record = self._built[1]
         pause = self._append(record)
         if pause is None:
@@ -141,6 +146,18 @@ class Writer:
             if self._sinks is not None and not self._sinks.post(partial(self._fanout.write, record), size_of(record)):
                 self._report("keep up with the sinks", Complaint("they are too slow, records for them are dropped"))
         return pause
+
+    def _look(self, draft: Draft) -> Mapping[str, float]:
+        """The scalars of the machine for this record; words about it are added to its notes."""
+        if self._machine is None or draft.late:
+            return {}
+        try:
+            scalars = self._machine.scalars()
+            draft.notes.update(self._machine.notes())
+        except Exception as error:  # the record is worth more than this
+            self._report("look at the machine", error)
+            return {}
+        return scalars
 
     def _append(self, entry: Entry) -> float | None:
         if self._directory is None:
@@ -181,6 +198,8 @@ class Writer:
         pause = self._append(Ending(ending.time, ending.state, ending.error, self.dropped))
         if pause is None:
             self._close_journal()
+            if self._machine is not None:
+                self._machine.close()
             if self._sinks is not None:
                 self._sinks.post(self._fanout.close)
                 self._sinks.stop(_LONGEST_PAUSE)

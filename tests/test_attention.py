@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from holter import attention
 from holter.attention import ATTENTION, Heads, kind_of, logit_statistics, summarise
-from tests.test_activations import armed, problems_of, watch
+from tests.armed import armed, problems_of, watch
 
 transformers = pytest.importorskip("transformers")
 

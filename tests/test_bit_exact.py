@@ -9,6 +9,7 @@ import torch
 
 import holter
 from holter.collector import Collector
+from holter.measuring import Measuring
 from tests.models import MODELS, Training, differences, make
 
 STEPS = 200
@@ -61,16 +62,16 @@ def test_the_comparison_sees_a_monitor_that_draws_one_random_number(monkeypatch:
 
 def test_the_comparison_sees_a_gradient_changed_in_its_last_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     """P2, planted fault: a monitor that touches what it measures."""
-    honest = Collector._measure
+    honest = Measuring.measure
 
-    def touches(self: Collector, *args: Any) -> Any:
-        rows = honest(self, *args)
-        for parameter in self._layers.current()[1]:
-            if parameter.grad is not None:
-                parameter.grad.mul_(1 + 2**-23)
+    def touches(self: Measuring, kind: str, names: list[str], tensors: list[torch.Tensor], every: int) -> Any:
+        rows = honest(self, kind, names, tensors, every)
+        if kind.startswith("gradient"):
+            for tensor in tensors:
+                tensor.mul_(1 + 2**-23)
         return rows
 
-    monkeypatch.setattr(Collector, "_measure", touches)
+    monkeypatch.setattr(Measuring, "measure", touches)
     plain, _ = _train("mlp", 0, watched=False, steps=5)
     watched, _ = _train("mlp", 0, watched=True, steps=5)
     assert "0.weight" in differences(plain, watched)

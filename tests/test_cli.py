@@ -228,28 +228,33 @@ def test_show_gives_the_numbers_of_the_history(healthy: Path) -> None:
     history = holter.open_run(healthy).history
     _, losses = history.scalar("loss")
     assert (shown["steps"], shown["state"], shown["model"]) == (5, "finished", "Named")
-    assert (shown["loss"]["first"], shown["loss"]["last"]) == (losses[0], losses[-1])
+    loss = shown["scalars"]["loss"]
+    assert (loss["first"], loss["last"], loss["highest"]) == (losses[0], losses[-1], losses.max())
     assert [role["role"] for role in shown["roles"]] == ["gradient", "update", "weight", "activation"]
+    assert [role["measure"] for role in shown["roles"]] == ["norm", "ratio", "norm", "rms"]
     for role in shown["roles"]:
-        _, layers, norms = history.series(role["role"], "norm")
-        median = np.median(norms[-1])
+        _, layers, measures = history.series(role["role"], role["measure"])
+        median = np.median(measures[-1])
         (siblings,) = role["siblings"]
         assert siblings == {
             "kind": "layers" if role["role"] == "activation" else "matrices",
             "count": 3,
-            "median_norm": pytest.approx(median),
-            "spread": pytest.approx(norms[-1].max() / norms[-1].min()),
+            "median": pytest.approx(median),
+            "spread": pytest.approx(measures[-1].max() / measures[-1].min()),
         }
         for line in role["layers"]:
-            column = norms[:, layers.index(line["layer"])]
-            assert line["norm"] == column[-1]
-            assert line["median_norm"] == np.median(column)
-            assert (line["lowest_norm"], line["highest_norm"]) == (column.min(), column.max())
+            column = measures[:, layers.index(line["layer"])]
+            assert (line["value"], line["looks"]) == (column[-1], len(column))
+            assert line["median"] == np.median(column)
+            assert (line["lowest"], line["highest"]) == (column.min(), column.max())
             assert line["change"] == pytest.approx(column[-1] / column[0])
             assert line["siblings"] == pytest.approx(column[-1] / median)
-            for name in ("rms", "min", "max", "zero_share", "nonfinite"):
+            for name in ("norm", "mean", "std", "rms", "min", "max", "zero_share", "nonfinite"):
                 values = history.series(role["role"], name)[2][:, layers.index(line["layer"])]
                 assert line[name] == values[-1], name
+            for name, value in line["extras"].items():
+                values = history.series(role["role"], name)[2][:, layers.index(line["layer"])]
+                assert value == (values[-1] if np.isfinite(values[-1]) else None), name
 
 
 def test_the_worst_layers_come_first(tmp_path: Path) -> None:
@@ -264,7 +269,8 @@ def test_the_worst_layers_come_first(tmp_path: Path) -> None:
     text = call("show", run).stdout
     assert text.index("part5") < min(text.index("part3"), text.index("part7"))
     assert "1 not finite" in text
-    (line,) = lines_of(call("show", run), "part5")
+    sign, line = lines_of(call("show", run), "part5")
+    assert sign.startswith(" not finite  parts.part5.weight (gradient)") and "first in step 0" in sign
     assert "nan" in line and "80 since 0" in line, "16 values at 5 steps"
 
 

@@ -210,3 +210,15 @@ def test_memory_does_not_grow() -> None:
                 monitor.flush(10.0)
                 held.append(torch.cuda.memory_allocated())
     assert held[1] <= held[0]
+
+
+def test_a_selection_is_recorded_alone_and_everything_is_clipped() -> None:
+    """B6, D7: the pass that clips measures all gradients; the record has those that were selected."""
+    whole, norms, _ = train(lambda monitor, _: monitor.clip_grad_norm_(0.05), budget=None)
+    model, again, monitor = train(lambda monitor, _: monitor.clip_grad_norm_(0.05), budget=None, layers="2")
+    assert torch.equal(norms, again)
+    for mine, other in zip(model.parameters(), whole.parameters(), strict=True):
+        assert torch.equal(mine, other)
+    assert monitor.history.layers("gradient") == ("2.weight", "2.bias") and monitor.findings == ()
+    assert monitor.history.scalar("gradient_norm")[1].tolist() == pytest.approx(norms.tolist(), rel=1e-5)
+    assert len(monitor.history.scalar("gradient_norm_selected")[1]) == STEPS

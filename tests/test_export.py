@@ -98,8 +98,8 @@ def test_rows_read_back_with_every_column_and_statistic(form: str, run: holter.R
 @pytest.mark.parametrize("form", FORMS)
 def test_extras_read_back_by_name(form: str, run: holter.Run, tmp_path: Path) -> None:
     table = exported(run, form, tmp_path)["extras"]
-    assert list(table) == list(EXTRAS.columns) and set(table["role"]) == {"update", "activation"}
-    for role in ("update", "activation"):
+    assert list(table) == list(EXTRAS.columns) and set(table["role"]) == {"update", "activation", "weight"}
+    for role in ("update", "activation", "weight"):
         for name in run.history.extras(role):
             steps, layers, values = run.history.series(role, name)
             found = table[(table["role"] == role) & (table["name"] == name)]

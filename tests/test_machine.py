@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections import OrderedDict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,15 +13,16 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from torch import nn
 
 from holter import machine as machine_module
-from holter.machine import THROTTLE, CollectiveClock, Machine, samples_in, throttle_words, tokens_in
+from holter.machine import THROTTLE, Machine, throttle_words
 
 CUDA = torch.device("cuda", 1)
 GPU = {"machine/gpu_utilisation", "machine/gpu_temperature", "machine/gpu_power", "machine/gpu_throttled"}
 MEMORY = {f"machine/gpu_memory{what}" for what in ("", "_peak", "_reserved", "_total")}
 PROCESS = {"machine/process_memory", "machine/process_memory_peak", "machine/cpu_share", "machine/cpu_cores"}
+PROCESS |= {"machine/loader_workers"}
+SLOWED = {"gpu_throttled": "power cap, heat (hardware)"}
 
 
 # This process ---------------------------------------------------------------------------------------------------
@@ -195,7 +195,8 @@ FULL = {
 def test_the_gpus_numbers_are_nvmls_and_torchs(nvml: FakeNvml) -> None:
     machine = Machine(CUDA, every=0.0)
     assert nvml.open == 0  # nothing is loaded on the training thread
-    assert gpu(machine) == pytest.approx(FULL) and machine.note == ""
+    assert gpu(machine) == pytest.approx(FULL) and machine.notes() == SLOWED
+    assert machine.notes() == {}, "told with the look that saw it"
     assert all(type(value) is float for value in machine.scalars().values())
     machine.close()
     machine.close()
@@ -222,7 +223,7 @@ def test_a_number_that_this_gpu_lacks_is_absent_alone(nvml: FakeNvml) -> None:
     machine = Machine(CUDA, every=0.0)
     for _ in range(2):
         assert set(gpu(machine)) == (MEMORY | GPU) - {"machine/gpu_power"}
-    assert machine.note == ""
+    assert machine.notes() == SLOWED
 
 
 @pytest.mark.parametrize("call", ["utilisation", "temperature", "power", "throttle"])
@@ -235,7 +236,8 @@ def test_a_failure_in_the_middle_switches_nvml_off_quietly(
     assert MEMORY <= set(gpu(machine)) < MEMORY | GPU
     nvml.broken = {}
     assert set(gpu(machine)) == MEMORY and nvml.open == 0
-    assert machine.note == "NVML failed (Lost)" and set(machine.scalars()) >= PROCESS
+    assert machine.notes() == {"gpu": "not observed: NVML failed (Lost)"} and set(machine.scalars()) >= PROCESS
+    assert machine.notes() == {}, "once"
     assert capfd.readouterr() == ("", "") and not caplog.records
 
 
@@ -252,13 +254,13 @@ def test_nvml_that_cannot_be_opened_is_not_observed(call: str, nvml: FakeNvml) -
     machine = Machine(CUDA, every=0.0)
     for _ in range(2):
         assert set(gpu(machine)) == MEMORY
-    assert nvml.open == 0 and machine.note == "NVML failed (Lost)"
+    assert nvml.open == 0 and machine.notes() == {"gpu": "not observed: NVML failed (Lost)"}
 
 
 def test_nvml_that_is_not_installed_is_not_observed(nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
     machine = Machine(CUDA, every=0.0)
-    assert set(gpu(machine)) == MEMORY and "not installed" in machine.note
+    assert set(gpu(machine)) == MEMORY and "not installed" in machine.notes()["gpu"]
 
 
 def test_without_a_gpu_there_are_no_numbers_of_one(nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -272,74 +274,3 @@ def test_throttle_bits_have_words() -> None:
     assert throttle_words(0.0) == () == throttle_words(float(0x1 | 0x2 | 0x100))  # idle, clocks that someone chose
     assert throttle_words(float(0x4 | 0x40)) == ("power cap", "heat (hardware)")
     assert len(throttle_words(float(sum(THROTTLE)))) == 5
-
-
-# Batches --------------------------------------------------------------------------------------------------------
-
-IDS, IMAGES, LABELS = torch.zeros(4, 7, dtype=torch.int64), torch.zeros(6, 3, 8, 8), torch.zeros(6, dtype=torch.int64)
-
-
-@pytest.mark.parametrize(
-    ("batch", "samples", "tokens"),
-    [
-        (IMAGES, 6, None),
-        ((IMAGES, LABELS), 6, None),
-        ([LABELS, IMAGES], 6, None),
-        ((IMAGES, torch.zeros(6, 10, dtype=torch.int64)), 6, None),  # labels of several classes are no tokens
-        (IDS, 4, 28),
-        ((IDS, IDS[:, :3]), 4, 28),
-        (OrderedDict(index=LABELS[:4], input_ids=IDS.int(), attention_mask=IDS), 4, 28),
-        ({"step": torch.tensor(3), "nested": {"ids": (IDS,)}}, 4, 28),
-        (torch.zeros(5, 9, dtype=torch.uint8), 5, None),  # bytes of an image
-        (torch.zeros(0, 7, dtype=torch.int64), 0, 0),
-        (torch.tensor(1), None, None),
-        ("text", None, None),
-        (None, None, None),
-        (list(range(1_000_000)), None, None),
-    ],
-)
-def test_how_much_a_batch_holds(batch: Any, samples: int | None, tokens: int | None) -> None:
-    assert (samples_in(batch), tokens_in(batch)) == (samples, tokens)
-
-
-def test_a_batch_that_holds_itself_ends() -> None:
-    batch: list[Any] = []
-    batch += [batch, batch]
-    assert samples_in(batch) is None
-
-
-# Collectives ----------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def ddp(tmp_path: Path) -> Any:
-    if not torch.distributed.is_available() or not torch.distributed.is_gloo_available():
-        pytest.skip("needs torch.distributed")
-    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    yield nn.parallel.DistributedDataParallel(nn.Linear(50, 50))
-    torch.distributed.destroy_process_group()
-
-
-def test_collectives_of_ddp_are_told_once_an_observed_iteration(ddp: Any) -> None:
-    clock, found = CollectiveClock(ddp), []
-    for _ in range(14):
-        ddp(torch.ones(2, 50)).sum().backward()
-        times = clock.scalars()
-        if times:
-            found.append(times)
-            truth = ddp._get_ddp_logging_data()
-            assert times["machine/collective_time"] == pytest.approx(1e-9 * truth["backward_comm_time"])
-            assert 0 <= times["machine/collective_exposed"] <= times["machine/collective_time"] < 10
-    assert 5 <= len(found) <= 10  # DDP takes the times of its first ten
-
-
-def test_collectives_of_anything_else_are_not_observed(ddp: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert CollectiveClock(ddp.module).scalars() == {}
-    assert CollectiveClock(nn.Linear(2, 2)).scalars() == {}  # garbage by now
-    ddp(torch.ones(2, 50)).sum().backward()
-    monkeypatch.setattr(ddp, "_get_ddp_logging_data", lambda: {"renamed": 1})
-    assert CollectiveClock(ddp).scalars() == {}
-
-
-def test_nothing_is_observed_without_a_process_group() -> None:
-    assert CollectiveClock(nn.Linear(2, 2)).scalars() == {}

@@ -15,23 +15,32 @@ import torch
 import holter
 from holter import (
     background,
+    batch,
     budget,
     capture,
     codec,
+    collectives,
     collector,
     draft,
+    execution,
     history,
     journal,
+    loader_workers,
+    logged,
+    machine,
+    modules,
     monitor,
     record,
+    repeats,
     run,
     sinks,
+    stages,
     transfer,
     writer,
 )
 from holter.diagnosis.finding import Finding
 from holter.record import Record
-from holter.statistics import blocks, cpu_rows, device_rows, histogram, measure, rows, torch_rows
+from holter.statistics import blocks, content, cpu_rows, device_rows, histogram, measure, rows, torch_rows
 from tests.models import Training, differences, make
 
 STEPS = 24
@@ -46,11 +55,13 @@ ERRORS: dict[str, Callable[[], BaseException]] = {
 MODULES = (
     *(blocks, cpu_rows, device_rows, histogram, measure, rows, torch_rows),
     *(budget, capture, codec, collector, draft, history, journal, record, run, transfer, writer),
+    *(collectives, execution, loader_workers, machine, modules),
+    *(batch, content, logged, repeats),
 )
 # Not faulted: what runs once in watch(), before training, where errors are raised on purpose; and the hooks
 # themselves, which are the guards under test. A fault is put into everything that they call.
 SPARED = {"__init__", "attach", "__post_init__", "__len__", "__repr__", "__call__", "__reduce__"}
-SPARED |= {"forward", "skipped", "_before_step", "_after_step"}
+SPARED |= {"skipped", "_before_step", "_after_step"}
 
 
 def _functions(module: ModuleType) -> Iterator[tuple[Any, str]]:
@@ -77,8 +88,9 @@ class Injector:
         self.armed = False
         self.injected = 0
 
-    def plant(self, owner: Any, name: str, kinds: tuple[str, ...], share: float = 0.5) -> None:
+    def plant(self, owner: Any, name: str, kinds: tuple[str, ...], share: float = 0.5, armed: bool = False) -> None:
         honest = getattr(owner, name)
+        self.armed = self.armed or armed
 
         def faulty(*args: Any, **kwargs: Any) -> Any:
             if self.armed and self._random.random() < share:
@@ -153,6 +165,72 @@ def test_the_check_fails_for_an_unguarded_hook(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr("holter.problems._Contained.__exit__", lambda *_: False)
     with pytest.raises(RuntimeError, match="a bug"):
         _train_with(injector, tmp_path)
+
+
+# What a step is made of: a failing function of Holter's, and what must then be the only thing missing.
+PIECES = {
+    "look_at_activations": {"activation"},
+    "take_activations": {"activation"},
+    "read_weights": {"weight"},
+    "read_gradients": {"gradient"},
+    "before_update": {"update"},
+    "after_update": {"update"},
+}
+
+
+def _roles_with(piece: str, monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """The roles of a step in which one piece of Holter's own failed."""
+    training = make("mlp")
+    training.clip = False
+    training.monitor = holter.watch(training.model, training.optimizer, run=False, budget=None, updates=1)
+    if piece:
+        Injector(monkeypatch, 0).plant(collector.Collector, piece, ("a bug",), share=1.0, armed=True)
+    training.step()
+    assert bool(training.monitor.findings) == bool(piece)
+    return set(training.monitor.history.roles)
+
+
+@pytest.mark.parametrize("piece", PIECES)
+def test_a_piece_that_fails_takes_nothing_else_with_it(piece: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = _roles_with("", monkeypatch)
+    assert whole >= {"activation", "weight", "gradient", "update"}
+    assert _roles_with(piece, monkeypatch) == whole - PIECES[piece]
+
+
+def test_pieces_under_one_guard_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted fault: a step that is read as one piece, so that what fails first takes the rest with it."""
+
+    def in_one(self: monitor.Monitor, optimizer: torch.optim.Optimizer, has_closure: bool) -> None:
+        with self._problems.contained("read a step"):
+            self._collector.take_activations()
+            self._collector.read_weights()
+            self._collector.read_gradients("step", optimizer)
+
+    monkeypatch.setattr(monitor.Monitor, "before_step", in_one)
+    assert "gradient" in _roles_with("", monkeypatch)
+    assert "gradient" not in _roles_with("take_activations", monkeypatch)
+
+
+@pytest.mark.parametrize("piece", ["scalars", "notes", "close"])
+def test_a_machine_that_cannot_be_looked_at_costs_no_record(piece: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    Injector(monkeypatch, 0).plant(machine.Machine, piece, ("a bug",), share=1.0, armed=True)
+    training = make("mlp")
+    training.monitor = holter.watch(training.model, training.optimizer, run=False, budget=None)
+    for _ in range(3):
+        training.step()
+    training.monitor.close()
+    assert len(training.monitor.history) == 3 and len(training.monitor.findings) == 1
+
+
+@pytest.mark.parametrize("moment", ["measuring", "step_began", "step_ended", "forward_began", "finish"])
+def test_a_stage_that_cannot_be_timed_costs_no_measurement(moment: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = _roles_with("", monkeypatch)
+    Injector(monkeypatch, 0).plant(stages.Stages, moment, ("a bug",), share=1.0, armed=True)
+    training = make("mlp")
+    training.clip = False
+    training.monitor = holter.watch(training.model, training.optimizer, run=False, budget=None, updates=1)
+    training.step()
+    assert set(training.monitor.history.roles) == whole and len(training.monitor.history) == 1
 
 
 class Hostile:

@@ -326,9 +326,9 @@ def test_a_change_goes_unseen_when_names_are_kept(monkeypatch: pytest.MonkeyPatc
     """P26, planted fault: parameters listed once, at the start."""
     from holter.capture import Layers
 
-    honest = Layers.current
+    honest = Layers.everything
     first: dict[int, Any] = {}
-    monkeypatch.setattr(Layers, "current", lambda self: first.setdefault(id(self), honest(self)))
+    monkeypatch.setattr(Layers, "everything", lambda self: first.setdefault(id(self), honest(self)))
     training = Changing()
     training.step()
     training.model.append(nn.Linear(4, 4))

@@ -47,3 +47,8 @@ def is_dense(tensor: Tensor) -> bool:
                 return False
             reach *= size
     return True
+
+
+def current_device(device: torch.device) -> torch.cuda.device | torch.no_grad:
+    """Triton launches on the current device, whatever device its arguments are on."""
+    return torch.cuda.device(device) if device.type == "cuda" else torch.no_grad()

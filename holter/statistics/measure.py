@@ -15,6 +15,7 @@ from torch import Tensor
 from holter.statistics.device_rows import Backend, DeviceRows
 from holter.statistics.histogram import Histograms
 from holter.statistics.rows import COLUMNS, Rows
+from holter.statistics.sketch import fold_on_host
 from holter.statistics.torch_rows import TorchRows
 
 if TYPE_CHECKING:
@@ -125,6 +126,23 @@ class Measurer:
             self._do_without(error)
             return None
 
+    def fold(self, lines: Sequence[Tensor]) -> Tensor | None:
+        """The sketches of these tensors of one dimension, one after the other; None where there is nothing to make
+        them: elsewhere than on the CPU and on CUDA."""
+        device = lines[0].device.type
+        if device == "cpu":
+            return fold_on_host(lines)
+        fused = self._fused_backend() if device == "cuda" else None
+        if fused is None:
+            return None
+        try:
+            return fused.fold(lines)
+        except torch.cuda.OutOfMemoryError:
+            raise
+        except Exception as error:
+            self._do_without(error)
+            return None
+
     def _measure_fused(self, tensors: list[Tensor], histograms: bool) -> DeviceRows | None:
         fused = self._fused_backend()
         if fused is None:
@@ -161,7 +179,7 @@ def _as_numbers(tensors: Sequence[Tensor]) -> tuple[list[Tensor], list[int] | No
         for kind, dtype, layout, graph in kinds
     ):
         return list(tensors), None
-    parts = [_numbers_in(tensor) for tensor in tensors]
+    parts = [numbers_in(tensor) for tensor in tensors]
     implicit = [zeros for _, zeros in parts]
     return [numbers for numbers, _ in parts], implicit if any(implicit) else None
 
@@ -169,7 +187,7 @@ def _as_numbers(tensors: Sequence[Tensor]) -> tuple[list[Tensor], list[int] | No
 _ORDINARY = (Tensor, torch.nn.Parameter)
 
 
-def _numbers_in(tensor: Tensor) -> tuple[Tensor, int]:
+def numbers_in(tensor: Tensor) -> tuple[Tensor, int]:
     """A tensor as strided real numbers, and how many zeros its sparse form leaves out."""
     plain = tensor.detach()
     if hasattr(plain, "to_local"):  # a DTensor: this process's shard

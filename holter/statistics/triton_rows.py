@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from holter.statistics import histogram, triton_kernels
-from holter.statistics.device_rows import DeviceRows, is_dense, sent
+from holter.statistics.device_rows import DeviceRows, current_device, is_dense, sent
 from holter.statistics.rows import COLUMNS
+from holter.statistics.triton_sketch import TritonFolder
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)  # in the order of the kernels' kinds
 _CODES = {dtype: code for code, dtype in enumerate(DTYPES)}
@@ -51,6 +52,7 @@ class TritonRows:
     def __init__(self, shape: Shape | None = None) -> None:
         self._shape = shape or Shape()
         self._tables: dict[object, _Tables] = {}
+        self._folder = TritonFolder()
 
     def measure(self, tensors: Sequence[Tensor], histograms: bool) -> DeviceRows:
         """One row a tensor, in their order. Their values may be read until the device has done it."""
@@ -81,11 +83,16 @@ class TritonRows:
         tables.scale(coefficient)  # last: whatever fails before has changed nothing
         return rows, norm
 
+    def fold(self, lines: Sequence[Tensor]) -> Tensor:
+        """The sketches of tensors of one dimension, one after the other."""
+        return self._folder.fold(lines)
+
     def prepare(self, dtypes: set[torch.dtype], device: torch.device) -> None:
         """Has everything compiled that tensors of these dtypes will need."""
         tensors = [torch.zeros(16, dtype=dtype, device=device) for dtype in dtypes if dtype in _CODES]
         if tensors:
             self.measure_and_clip(tensors, 1.0, histograms=True)
+            self.fold(tensors)
 
     def _tables_for(self, tensors: Sequence[Tensor]) -> _Tables:
         sizes = [tensor.numel() for tensor in tensors]
@@ -148,7 +155,7 @@ class _Tables:
         counts, shape = None, self._shape
         if histograms:
             counts = torch.zeros(self._tensors, histogram.SIZE, dtype=self._count_dtype, device=self._device)
-        with _current(self._device):
+        with current_device(self._device):
             if self._chunks:
                 triton_kernels.measure_chunks[(self._chunks,)](
                     *self._chunk_tables(), self._partials,
@@ -167,13 +174,13 @@ class _Tables:
     def norm(self, rows: DeviceRows, max_norm: float) -> tuple[Tensor, Tensor]:
         """The norm of all, and the factor that brings it to `max_norm`."""
         norm, coefficient = torch.empty(2, dtype=torch.float32, device=self._device).unbind()
-        with _current(self._device):
+        with current_device(self._device):
             triton_kernels.total_norm[(1,)](rows.values, self._tensors, float(max_norm), norm, coefficient, BLOCK=256)
         return norm, coefficient
 
     def scale(self, coefficient: Tensor) -> None:
         """Multiplies all by the factor, where that is below 1."""
-        with _current(self._device):
+        with current_device(self._device):
             if self._chunks:
                 triton_kernels.scale_chunks[(self._chunks,)](
                     *self._chunk_tables(), coefficient, KINDS=self._kinds, BLOCK=1024
@@ -188,8 +195,3 @@ def cut(size: int, head: int, chunk: int) -> list[tuple[int, int]]:
     head = min(head, size)
     pieces = [(0, head)] if head else []
     return pieces + [(start, min(start + chunk, size)) for start in range(head, size, chunk)]
-
-
-def _current(device: torch.device) -> torch.cuda.device | torch.no_grad:
-    """Triton launches on the current device, whatever device its arguments are on."""
-    return torch.cuda.device(device) if device.type == "cuda" else torch.no_grad()

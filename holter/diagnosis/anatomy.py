@@ -1,0 +1,115 @@
+"""Anatomy: how the layers of a model belong together. Modules and their parameters, what comes first, what is alike."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Collection, Iterable, Sequence
+
+from holter.diagnosis.chart import Chart
+from holter.series import Flags, Integers
+
+NOT_HIDDEN = ("embedding", "norm", "output")  # parts that no signal only passes through
+_TRANSPOSED = ("Conv1D", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d")  # laid out from inputs to outputs
+
+
+def owner(parameter: str) -> str:
+    """The module whose parameter it is; a parametrised weight belongs to the module that uses it.
+
+    >>> owner("head.parametrizations.weight.original0"), owner("blocks.0.up.weight")
+    ('head', 'blocks.0.up')
+    """
+    module, is_parametrised, _ = parameter.partition(".parametrizations.")
+    return module if is_parametrised else parameter.rpartition(".")[0]
+
+
+def kind_of(name: str) -> str:
+    """A name without its numbers: what stands in several places of a model has the same in all of them.
+
+    >>> kind_of("blocks.3.up.weight") == kind_of("blocks.11.up.weight"), kind_of("student.0") == kind_of("teacher.0")
+    (True, False)
+    """
+    return re.sub(r"\d+", "#", name)
+
+
+def is_within(name: str, module: str) -> bool:
+    return not module or name == module or name.startswith(f"{module}.")
+
+
+def first_in_depth(chart: Chart, names: Iterable[str]) -> str:
+    return chart.in_depth(names)[0]
+
+
+def last_in_depth(chart: Chart, names: Iterable[str]) -> str:
+    return chart.in_depth(names)[-1]
+
+
+def holder(chart: Chart, names: Collection[str], parameter: str) -> str:
+    """The outermost module with this parameter all of whose parameters are among the names; else the parameter."""
+    chosen, every = set(names), chart.parameters
+    found = parameter
+    module = owner(parameter)
+    while module:
+        inside = [name for name in every if is_within(name, module)]
+        if not inside or not chosen.issuperset(inside):
+            break
+        found, module = module, module.rpartition(".")[0]
+    return found
+
+
+def is_upstream(chart: Chart, names: Collection[str], others: Collection[str]) -> bool:
+    """Whether all of these come before all of the others, as far as the order is known."""
+    if not chart.depth or not names or not others:
+        return False
+    end = len(chart.depth)
+    return max(chart.depth.get(name, end) for name in names) < min(chart.depth.get(name, end) for name in others)
+
+
+def did_run(chart: Chart, parameter: str) -> bool:
+    """Whether its module was seen in a forward. Some modules use the weights of their parts without calling them."""
+    module = owner(parameter)
+    parent = module.rpartition(".")[0]
+    return module in chart.depth or bool(parent and parent in chart.depth)
+
+
+def elements(chart: Chart, names: Iterable[str]) -> int:
+    return sum(math.prod(chart.shape(name)) for name in names)
+
+
+def fan_in(chart: Chart, parameter: str) -> int:
+    """How many numbers make up one of a layer's outputs."""
+    shape = chart.shape(parameter)
+    if len(shape) < 2:
+        return 1
+    if chart.module(parameter) in _TRANSPOSED:
+        return max(1, shape[0] * math.prod(shape[2:]))
+    return max(1, math.prod(shape[1:]))
+
+
+def hidden_matrices(chart: Chart, names: Sequence[str]) -> list[int]:
+    """Places of the weights that the signal passes through between the input and the output, in this order."""
+    end = len(chart.depth)
+    chosen = [
+        place
+        for place, name in enumerate(names)
+        if chart.is_matrix(name) and chart.part(name) not in NOT_HIDDEN and fan_in(chart, name) > 1
+    ]
+    return sorted(chosen, key=lambda place: chart.depth.get(names[place], end))
+
+
+def output_matrix(chart: Chart) -> str | None:
+    """The weight that makes the model's output, where it is known; it may be the embedding's."""
+    found = [name for name in chart.parameters if chart.part(name) == "output" and chart.is_matrix(name)]
+    if found:
+        return found[-1]
+    return next((name for name in chart.parameters if chart.told(name, "tied_to") and chart.is_matrix(name)), None)
+
+
+def began(steps: Integers, holds: Flags) -> int | None:
+    """The step since which something has held without a break; None where it does not hold at the last one."""
+    if not len(holds) or not holds[-1]:
+        return None
+    place = len(holds) - 1
+    while place > 0 and holds[place - 1]:
+        place -= 1
+    return int(steps[place])

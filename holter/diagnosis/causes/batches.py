@@ -1,0 +1,95 @@
+"""What the records tell of the batches: which of them are inputs, which targets, and what a mere guess would lose."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from holter.diagnosis.chart import Chart
+from holter.series import Floats, Series
+
+_LABELS = ("targets", "target", "labels", "label")  # of a dictionary that holds inputs and labels together
+
+
+def is_target(layer: str) -> bool:
+    """By the name of a tensor of the batch.
+
+    >>> [is_target(name) for name in ("targets", "inputs/labels", "inputs/pixels")]
+    [True, True, False]
+    """
+    parts = layer.split("/")
+    return parts[0] == "targets" or parts[-1] in _LABELS
+
+
+def targets_of(series: Series) -> list[int]:
+    return [place for place, name in enumerate(series.names) if is_target(name)]
+
+
+def numeric_inputs(chart: Chart) -> list[int]:
+    """Places of the inputs whose size means something: token ids and masks of whole numbers do not count.
+
+    Raw pixels are whole numbers as well; but where they go in, nothing is looked up in a table.
+    """
+    lows, highs = chart.table("batch", "min"), chart.table("batch", "max")
+    chosen = [place for place, name in enumerate(lows.names) if not is_target(name)]
+    are_ids = len(chart.scalar("tokens_per_second")) > 0
+    if not are_ids and not any(chart.part(name) == "embedding" for name in chart.parameters):
+        return chosen
+    ends = np.concatenate([lows.opening[:, chosen], highs.opening[:, chosen]])
+    with np.errstate(invalid="ignore"):
+        whole = ((ends == np.round(ends)) | np.isnan(ends)).all(axis=0)
+    return [place for place, is_whole in zip(chosen, whole.tolist(), strict=True) if not is_whole]
+
+
+def label_entropies(chart: Chart) -> tuple[Series, int]:
+    """Of the first tensor of labels that are classes, and its place; -1 where there is none."""
+    series = chart.table("batch", "label_entropy")
+    for place in targets_of(series):
+        if np.isfinite(series.values[-16:, place]).any():
+            return series, place
+    return series, -1
+
+
+def guess_loss(chart: Chart) -> float:
+    """Cross-entropy of who knows nothing but how frequent the classes are, in nats; NaN where labels are not logged.
+
+    A small batch shows less than the entropy of its source, on average by (classes - 1) / (2 labels) (Miller 1955).
+    """
+    series, place = label_entropies(chart)
+    if place < 0:
+        return float("nan")
+    known = series.values[-64:, place]
+    found = float(np.median(known[np.isfinite(known)]))
+    labels = chart.table("batch", "count").values[-64:, place]
+    return found + (float(np.exp(found)) - 1) / (2 * max(float(np.nanmedian(labels)), 1.0))
+
+
+def classes(chart: Chart) -> int:
+    """How many outputs the last layer has; 0 where that is not known, or the labels are no classes of it."""
+    matrices = [name for name in chart.parameters if chart.is_matrix(name)]
+    heads = [name for name in matrices if chart.part(name) == "output"] or matrices
+    if not heads:
+        return 0
+    found = chart.shape(heads[-1])[0]
+    highest = chart.table("batch", "max")
+    _, place = label_entropies(chart)
+    if place < 0 or not np.nanmax(highest.opening[:, place], initial=-np.inf) < found:
+        return 0
+    return int(found)
+
+
+def target_power(chart: Chart) -> float:
+    """The mean square of targets that are numbers: what a model that puts out zeros loses by it. NaN if not known."""
+    means, deviations = chart.table("batch", "mean"), chart.table("batch", "std")
+    entropy = chart.table("batch", "label_entropy")
+    for place in targets_of(means):
+        if not np.isfinite(entropy.opening[:, place]).any():
+            squares = means.opening[:, place] ** 2 + deviations.opening[:, place] ** 2
+            return float(np.median(squares[np.isfinite(squares)])) if np.isfinite(squares).any() else float("nan")
+    return float("nan")
+
+
+def first_losses(chart: Chart, most: int = 3) -> Floats:
+    """The finite ones among the first few of the run."""
+    values = chart.scalar("loss").opening[:most, 0]
+    found: Floats = values[np.isfinite(values)]
+    return found

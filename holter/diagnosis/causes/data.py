@@ -1,0 +1,353 @@
+"""The data: batches that are broken, out of scale, not finite, or the same again and again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from holter.diagnosis.causes.batches import first_losses, guess_loss, numeric_inputs, target_power
+from holter.diagnosis.chart import Chart, column
+from holter.diagnosis.events import Event
+from holter.diagnosis.evidence import matrices, middle
+from holter.diagnosis.suspicion import Case, Kind, Suspicion
+from holter.series import Flags, Floats, Integers, Series
+from holter.words import number, share
+
+_SHORT = 3  # batches in a row that are an accident; more of them are how the data is now
+_LATELY = 40  # steps for which an accident that is over is still told
+_OFF = 10.0  # times the size of 1 that layers are initialised for
+_FLAT = 0.02  # the largest value of inputs that are too small; sparse ones (one-hot) have ones among them
+_LEVEL = 6  # batches that make a level
+_OPENING = 24  # batches at the start that tell what is usual
+_RESCALED = 2.5  # times its former size: what the next stage of a curriculum hardly does
+_STUCK = 4  # steps in a row with a batch of the last few
+_FEW = 4  # different batches that must have been there before
+
+
+# Values that are not finite ---------------------------------------------------------------------------------------
+
+
+def not_finite(case: Case) -> Iterator[Suspicion]:
+    """nan-in-data: a batch with NaN or infinite values, and a loss or gradient that has caught it."""
+    series = case.chart.table("batch", "nonfinite")
+    if not len(series):
+        return
+    with np.errstate(invalid="ignore"):
+        bad = series.values > 0
+    if not bad.any():
+        return
+    bad[:, _on_purpose(series)] = False
+    rows = np.flatnonzero(bad.any(axis=1))
+    if not len(rows):
+        return
+    since = _cluster(series.steps[rows])
+    caught = _caught(case, since)
+    if caught is False or (case.step - int(series.steps[rows[-1]]) > _LATELY and not caught):
+        return
+    first = np.flatnonzero(series.steps == since)[0]
+    layers = [name for name, is_bad in zip(series.names, bad[first], strict=True) if is_bad]
+    count = float(np.nansum(series.values[first][bad[first]]))
+    yield Suspicion(
+        "nan-in-data",
+        "data",
+        since,
+        0.98 if caught else 0.7,
+        Kind.FACT,
+        severity="critical",
+        evidence={"tensors": layers, "values": count, "batches": len(rows)},
+        advice=f"{layers[0]} held {count:,.0f} NaN or infinite values at step {since:,}, before any layer had one: "
+        "drop such examples in the dataset (torch.isfinite(x).all()), or mend what divides by zero there.",
+        check="It worked if `nonfinite` of the batch stays 0 and the loss is finite.",
+    )
+
+
+def _on_purpose(series: Series) -> Flags:
+    """A mask of -inf comes with every batch."""
+    with np.errstate(invalid="ignore"):
+        always = np.asarray(((series.opening > 0) | np.isnan(series.opening)).all(axis=0))
+    return always if len(series.opening) >= 3 else np.zeros(len(series.names), dtype=bool)
+
+
+def _cluster(steps: Integers, gap: int = 60) -> int:
+    """The first of the last steps that lie close together."""
+    breaks = np.flatnonzero(np.diff(steps) > gap)
+    return int(steps[breaks[-1] + 1 if len(breaks) else 0])
+
+
+def _caught(case: Case, since: int) -> bool | None:
+    """Whether loss or gradient were not finite in these steps; None where neither was recorded."""
+    losses = case.chart.scalar("loss").since(since)[:3]
+    gradients = case.chart.scalar("gradient_nonfinite").since(since)[:3]
+    if not len(losses) and not len(gradients):
+        return None
+    return bool((~np.isfinite(losses)).any() or (gradients > 0).any())
+
+
+# One batch that is broken -----------------------------------------------------------------------------------------
+
+
+def corrupt(case: Case) -> Iterator[Suspicion]:
+    """batch-corrupt: a batch or two far from all others, and a gradient or a loss that shows it in the same step."""
+    found = [
+        event
+        for name in ("batch/std", "batch/abs_max")
+        for event in case.events.of(name, since=case.step - _LATELY)
+        if event.until is not None and event.values <= _SHORT and np.isfinite(event.factor)
+    ]
+    if not found:
+        return
+    worst = max(found, key=lambda event: (_at_once(case, event.since) is not None, _size(event)))
+    both = len({event.series for event in found if abs(event.since - worst.since) <= 1}) == 2
+    effect = _at_once(case, worst.since)
+    if effect is None and not (both and _size(worst) >= 5):
+        return
+    what = "its spread" if worst.series == "batch/std" else "its largest value"
+    size = _times(worst)
+    shown = f", and {effect.series.replace('_', ' ').replace('/', ' ')} at once" if effect is not None else ""
+    yield Suspicion(
+        "batch-corrupt",
+        "data",
+        worst.since,
+        0.9 if effect is not None else 0.6,
+        Kind.FACT,
+        evidence={
+            "tensor": worst.layer,
+            "statistic": worst.series,
+            "times": worst.factor,
+            "effect": effect.series if effect is not None else None,
+            "effect_times": effect.factor if effect is not None else None,
+        },
+        advice=f"The batch of step {worst.since:,} is unlike all others: {what} ({worst.layer}) is {size} the "
+        f"usual{shown}. Look at its examples, drop what is out of range when loading, and skip or clip such a step.",
+        check="It worked if no batch leaves the band of the others and the loss has no spike there.",
+    )
+
+
+def _size(event: Event) -> float:
+    return max(event.factor, 1 / max(event.factor, 1e-30))
+
+
+def _times(event: Event) -> str:
+    return f"{number(event.factor)} times" if event.factor >= 1e-3 else "next to nothing of"
+
+
+def _at_once(case: Case, step: int) -> Event | None:
+    """The largest departure of loss or gradient in the same step, or the one after where it was not measured then."""
+    found = [
+        event
+        for name in ("loss", "gradient_norm", "gradient/norm")
+        for event in case.events.of(name, since=step)
+        if event.since <= step + 1
+    ]
+    return max(found, key=_size) if found else None
+
+
+# The scale of all inputs ------------------------------------------------------------------------------------------
+
+
+def scale(case: Case) -> Iterator[Suspicion]:
+    """input-scale: inputs far from the size that layers are made for, from the first batch on or from some step on."""
+    chart = case.chart
+    deviations = chart.table("batch", "std")
+    if len(deviations) < 3:
+        return
+    places = numeric_inputs(chart)
+    if not places:
+        return
+    if case.step - chart.first_step <= 100 and not chart.resumed:
+        yield from _at_first(case, places)
+    if len(deviations) >= 4 * _LEVEL:
+        yield from _rescaled(case, places)
+
+
+def _at_first(case: Case, places: list[int]) -> Iterator[Suspicion]:
+    chart = case.chart
+    means, deviations = (chart.table("batch", name).opening[:3, places] for name in ("mean", "std"))
+    largest = chart.table("batch", "abs_max").opening[:3, places]
+    with np.errstate(invalid="ignore"):
+        mean, std, top = np.median(means, axis=0), np.median(deviations, axis=0), np.median(largest, axis=0)
+        sizes = np.sqrt(mean**2 + std**2)
+        off = (sizes > _OFF) | ((top < _FLAT) & (top > 0))
+    if not off.any():
+        return
+    place = int(np.flatnonzero(off)[0])
+    is_large = bool(sizes[place] > _OFF)
+    harmed = _lost_at_first(chart) if is_large else _stands_still(chart)
+    if not harmed and not (is_large and sizes[place] > 2 * _OFF and not _normalises_first(chart)):
+        return
+    name = chart.table("batch", "mean").names[places[place]]
+    yield Suspicion(
+        "input-scale",
+        "data",
+        chart.first_step,
+        0.85 if harmed else 0.65,
+        Kind.FACT,
+        evidence={"tensor": name, "mean": float(mean[place]), "std": float(std[place]), **harmed},
+        advice=f"{name} has mean {number(float(mean[place]))} and standard deviation {number(float(std[place]))}; "
+        f"layers are initialised for about 0 and 1. Normalise: x = (x - {number(float(mean[place]))}) / "
+        f"{number(max(float(std[place]), 1e-12))}.",
+        check="It worked if mean and std of the inputs are near 0 and 1 and the first loss is that of a guess.",
+    )
+
+
+def _lost_at_first(chart: Chart) -> dict[str, float]:
+    """A first loss far above that of a guess, with what is known of it; empty where it is as it should be."""
+    losses = first_losses(chart)
+    if not len(losses):
+        return {}
+    loss, guess, power = float(np.median(losses)), guess_loss(chart), target_power(chart)
+    if guess > 0 and loss > 1.5 * guess:
+        return {"first_loss": loss, "of_a_guess": guess}
+    return {"first_loss": loss, "of_zeros": power} if power > 0 and loss > 5 * power else {}
+
+
+def _normalises_first(chart: Chart) -> bool:
+    """Whether a norm comes first, or right after the first layer: then the scale of the inputs does not matter."""
+    owners = list(dict.fromkeys(name.rpartition(".")[0] for name in chart.parameters))[:2]
+    return any(chart.part(name) == "norm" for name in chart.parameters if name.rpartition(".")[0] in owners)
+
+
+def _stands_still(chart: Chart) -> dict[str, float]:
+    """The loss of the first steps, where it hardly falls; empty where it does."""
+    _, losses = column(chart.scalar("loss"))
+    if len(losses) < 20 or not np.isfinite(losses).all():
+        return {}
+    first, last = float(np.median(losses[:5])), float(np.median(losses[-5:]))
+    return {"first_loss": first, "loss": last} if last > 0.95 * first > 0 else {}
+
+
+def _rescaled(case: Case, places: list[int]) -> Iterator[Suspicion]:
+    chart = case.chart
+    means, deviations = chart.table("batch", "mean"), chart.table("batch", "std")
+    with np.errstate(invalid="ignore", divide="ignore"):
+        usual_mean = np.median(means.opening[:_OPENING, places], axis=0)
+        usual = np.median(deviations.opening[:_OPENING, places], axis=0)
+        ratio = np.median(deviations.values[-_LEVEL:, places], axis=0) / usual
+        shift = (np.median(means.values[-_LEVEL:, places], axis=0) - usual_mean) / usual
+        off = (ratio >= _RESCALED) | (ratio <= 1 / _RESCALED) | (np.abs(shift) >= _RESCALED)
+    if not off.any():
+        return
+    place = int(np.flatnonzero(off)[0])
+    by_ratio = not 1 / _RESCALED < ratio[place] < _RESCALED
+    series = deviations if by_ratio else means
+    since = _left(series, places[place], is_size=by_ratio)
+    far = max(float(ratio[place]), 1 / max(float(ratio[place]), 1e-30), abs(float(shift[place])))
+    rise = _risen(chart, since)
+    if since is None or (far < 5 and not rise > 1.2):
+        return
+    name = series.names[places[place]]
+    became = f"{number(float(ratio[place]))} times" if by_ratio else f"{number(float(shift[place]))} deviations from"
+    yield Suspicion(
+        "input-scale",
+        "data",
+        since,
+        0.9 if rise > 1.2 else 0.65,
+        Kind.FACT,
+        evidence={"tensor": name, "std_times": float(ratio[place]), "mean_shift": float(shift[place]), "loss": rise},
+        advice=f"From step {since:,} on {name} is {became} what it was at the start (mean "
+        f"{number(float(usual_mean[place]))}, standard deviation {number(float(usual[place]))}): look for a "
+        "normalisation that was lost or done twice, and bring the inputs back to that.",
+        check="It worked if mean and std of the inputs stay where they were at the start.",
+    )
+
+
+def _left(series: Series, place: int, is_size: bool) -> int | None:
+    """The step after the last at which it was as in the opening."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        values = np.log(series.values[:, place]) if is_size else series.values[:, place]
+        opening = series.opening[:_OPENING, place]
+        opening = np.log(opening) if is_size else opening
+    level = float(np.nanmedian(opening))
+    band = 3 * 1.4826 * float(np.nanmedian(np.abs(opening - level)))
+    inside = np.flatnonzero(np.abs(values - level) <= max(band, 0.02 if is_size else 1e-12))
+    if not len(inside) or inside[-1] + 1 >= len(values):
+        return None
+    return int(series.steps[inside[-1] + 1])
+
+
+def _risen(chart: Chart, since: int | None) -> float:
+    """The loss of late over that before a step; 0 where it is not known."""
+    losses = chart.scalar("loss")
+    before, now = losses.before(since or 0, 12), losses.values[-_LEVEL:]
+    if since is None or len(before) < 3 or not len(now):
+        return 0.0
+    was, is_now = float(np.median(before)), float(np.median(now))
+    return np.inf if not np.isfinite(is_now) else is_now / was if was > 0 else 0.0
+
+
+# The same batch again ---------------------------------------------------------------------------------------------
+
+
+def repeated(case: Case) -> Iterator[Suspicion]:
+    """batch-repeated: the last batches are but one or two, after many different ones.
+
+    An epoch that comes round, in whatever order, shows all its batches before one comes again; a training on the
+    whole of a small data set has never had another one; a loader that gives each batch twice goes on to the next.
+    """
+    steps, ago = column(case.chart.scalar("batch/repeated"))
+    if not len(ago):
+        yield from _agreeing(case)
+        return
+    if len(ago) < _STUCK + _FEW or not (ago[-_STUCK:] > 0).all():
+        return
+    again = (ago > 0) & (ago <= 2)
+    run = _last_run(again)
+    before = int((~again[: len(again) - run]).sum())  # batches that were not just there
+    longest = _longest(again[: len(again) - run])
+    if run < _STUCK or before < _FEW or run < 2 * longest + 2:
+        return
+    since = int(steps[-run])
+    yield Suspicion(
+        "batch-repeated",
+        "data",
+        since,
+        0.95 if run >= _STUCK + 2 else 0.75,
+        Kind.FACT,
+        evidence={"steps": run, "distance": float(ago[-1]), "different_before": before},
+        advice=f"The same batch has come {run} times in a row since step {since:,}: look for an iterator that is made "
+        "anew in each step (next(iter(loader))), a sampler that no longer advances, or a cache that is not filled.",
+        check="It worked if batch/repeated is 0, or as long as an epoch.",
+    )
+
+
+def _agreeing(case: Case) -> Iterator[Suspicion]:
+    """Without hashes: gradients that began to agree while their norm and the loss fall."""
+    series, losses = case.chart.table("update", "cosine"), case.chart.scalar("loss")
+    steps, cosines = middle(series, matrices(case.chart, series)) if len(losses) >= 20 else (series.steps, np.zeros(0))
+    run = _last_run(cosines > 0.9)
+    if run < 2 or len(cosines) - run < 2 or not (cosines[:-run] < 0.75).all():
+        return
+    # It began somewhere between two looks.
+    since = int(steps[-run - 1] + steps[-run]) // 2 + 1
+    before, now = losses.before(int(steps[-run - 1]), 12), losses.values[-3:]
+    norms = case.chart.scalar("gradient_norm").since(int(steps[-run]))
+    if not len(before) or not np.median(now) < 0.6 * np.median(before) or (len(norms) and norms[-1] > 2 * norms[0]):
+        return
+    yield Suspicion(
+        "batch-repeated",
+        "data",
+        since,
+        0.6,
+        evidence={"cosine": float(cosines[-1]), "share_of_loss_left": float(np.median(now) / np.median(before))},
+        advice=f"Since step {since:,} at the latest successive gradients agree to {cosines[-1]:.2f} and the loss is "
+        f"{share(float(np.median(now) / np.median(before)))} of what it was: one batch may be used again and again. "
+        "Log inputs=x to be sure, and look at the sampler.",
+        check="It worked if the cosine of successive gradients falls back below 0.9.",
+    )
+
+
+def _last_run(holds: Flags) -> int:
+    """How many values at the end hold."""
+    breaks = np.flatnonzero(~holds)
+    return len(holds) - 1 - int(breaks[-1]) if len(breaks) else len(holds)
+
+
+def _longest(holds: Flags) -> int:
+    """The longest run of values that hold."""
+    edges: Integers = np.flatnonzero(np.diff(np.concatenate([[0], holds.astype(np.int64), [0]])))
+    lengths: Floats = np.diff(edges)[::2].astype(np.float64)
+    return int(lengths.max(initial=0))
+
+
+RULES = (not_finite, corrupt, scale, repeated)

@@ -1,0 +1,304 @@
+"""What depth does to a signal: initialisations that blow it up, fade it out or make units alike; vanishing gradients.
+
+How a weight is initialised is judged by its gain, rms x sqrt(inputs): the factor by which it makes a signal larger,
+whatever its size (1 for Xavier, 1.4 for Kaiming, 0.6 as torch does it, 0.02 x sqrt(width) in a GPT).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from holter.diagnosis.anatomy import fan_in, hidden_matrices, output_matrix, owner
+from holter.diagnosis.chart import Chart
+from holter.diagnosis.suspicion import Case, Kind, Suspicion
+from holter.series import Floats, Series, logs
+from holter.words import number, times
+
+_ASKED = (2, 5, 10, 20, 35)  # steps after the first at which the start is judged: it does not change any more
+_LARGE = 4.0  # gain of a single layer
+_LARGER, _SMALLER = 2.2, 0.4  # gains of most layers
+_GROWN, _FADED = 12.0, 0.05  # what they make of a signal together, at the last layer before the output
+_UNLIKE = 8.0  # times the median of the other layers
+_LOUD = 8.0  # of the output's spread at the first step: a softmax of that is sure before it has learnt anything
+_ALIKE = 1.001  # effective rank of units that are all the same
+_LAYERS = 4  # that make a chain
+_PASSES = ("Linear", "Conv", "RNN", "LSTM", "GRU", "Bilinear")  # kinds of modules whose rows are units
+
+
+@dataclass(frozen=True)
+class _Start:
+    """The weights that the signal passes through, from the input to the output, before the first step."""
+
+    names: tuple[str, ...]
+    gains: Floats
+    sizes: Floats  # rms of what each puts out; NaN where nobody looked
+
+    @property
+    def usual(self) -> float:
+        return float(np.median(self.gains))
+
+
+def initialisation(case: Case) -> Iterator[Suspicion]:
+    """init-too-large and init-too-small: by the gains of the weights, and by what they do to the signal."""
+    start = _start(case)
+    if start is None:
+        return
+    with np.errstate(divide="ignore", invalid="ignore"):
+        unlike = start.gains / start.usual
+    large = np.flatnonzero(
+        (start.gains > _LARGE) | ((unlike > _UNLIKE) & (start.gains > 1)) | ((start.gains > _LARGER) & (start.usual > _LARGER))
+    )
+    if len(large):
+        yield from _too_large(case.chart, start, int(large[0]))
+    small = np.flatnonzero(
+        (start.gains > 0) & ((unlike < 1 / _UNLIKE) | ((start.gains < _SMALLER) & (start.usual < _SMALLER)))
+    )
+    if len(small):
+        yield from _too_small(case.chart, start, small.tolist())
+
+
+def _start(case: Case) -> _Start | None:
+    chart = case.chart
+    if case.step - chart.first_step not in _ASKED or chart.first_step > 0:
+        return None
+    rms = chart.table("weight", "rms")
+    if not len(rms) or rms.opening_steps[0] > chart.first_step:
+        return None
+    places = hidden_matrices(chart, rms.names)
+    names = [rms.names[place] for place in places]
+    output = output_matrix(chart)
+    if output in rms.names and chart.part(output) == "embedding":  # it makes the output too: it counts as the last
+        names.append(output)
+        places.append(rms.names.index(output))
+    if not names:
+        return None
+    gains = rms.opening[0, places] * np.sqrt([fan_in(chart, name) for name in names])
+    return _Start(tuple(names), gains, _sizes(chart, "rms", names))
+
+
+def _first_look(chart: Chart, statistic: str) -> dict[str, float]:
+    """Of every module, in the order in which they finished; empty where nobody looked at the first step."""
+    series = chart.table("activation", statistic)
+    if not len(series) or series.opening_steps[0] > chart.first_step:
+        return {}
+    return dict(zip(series.names, series.opening[0].tolist(), strict=True))
+
+
+def _sizes(chart: Chart, statistic: str, parameters: Sequence[str]) -> Floats:
+    seen = _first_look(chart, statistic)
+    found = []
+    for name in parameters:
+        module = owner(name)
+        found.append(seen.get(module, seen.get(module.rpartition(".")[0], math.nan)))
+    return np.array(found)
+
+
+def _too_large(chart: Chart, start: _Start, place: int) -> Iterator[Suspicion]:
+    effects = _effects(chart, start)
+    if not effects:
+        return
+    name, gain = start.names[place], float(start.gains[place])
+    is_one = int((start.gains > _LARGER).sum()) == 1
+    yield Suspicion(
+        "init-too-large",
+        "layer",
+        chart.first_step,
+        0.4 if is_one and set(effects) == {"saturated"} else 0.9,  # one activation at its bounds says so by itself
+        Kind.FACT,
+        name,
+        "critical",
+        {"gain": gain, "layers": int((start.gains > _LARGE).sum()), **effects},
+        f"{name} starts {times(gain)} as large as keeps a signal its size: call holter.init_weights(model) before "
+        f"training, or scale it down to a standard deviation of about {number(math.sqrt(2 / fan_in(chart, name)))}.",
+        "It worked if the first loss is near that of guessing and activations have about the same spread in all layers.",
+    )
+
+
+def _effects(chart: Chart, start: _Start) -> dict[str, float]:
+    """What a weight that is too large has done at the first step; a norm behind it may have mended it all."""
+    effects: dict[str, float] = {}
+    output = output_matrix(chart)
+    seen = _first_look(chart, "std")
+    spread = seen.get(owner(output)) if output is not None and chart.part(output) == "output" else None
+    if spread is None and seen:
+        spread = list(seen.values())[-1]
+    if spread is not None and spread > _LOUD:
+        effects["output_spread"] = spread
+    held = [share for share in _first_look(chart, "saturated").values() if share >= 0.5]
+    if held:
+        effects["saturated"] = max(held)
+    with np.errstate(all="ignore"):
+        grown = float(np.nanmax(start.sizes) * start.gains[0] / start.sizes[0]) if len(seen) else math.nan
+    if grown > max(_GROWN, 3 * float(start.gains.max())):  # more than any of them does alone
+        effects["growth"] = grown
+    logits = chart.table("attention", "max_logit")
+    if len(logits) and logits.opening_steps[0] == chart.first_step and np.nanmax(logits.opening[0]) > 50:
+        effects["attention_logit"] = float(np.nanmax(logits.opening[0]))
+    return effects | _first_loss(chart, output, start)
+
+
+def _first_loss(chart: Chart, output: str | None, start: _Start) -> dict[str, float]:
+    """A first loss far above that of guessing, of a classifier."""
+    losses, labels = chart.scalar("loss"), chart.table("batch", "label_entropy")
+    if output is None or not len(losses) or not len(labels) or not np.isfinite(labels.opening).any():
+        return {}
+    guess = math.log(max(2, chart.shape(output)[0]))
+    first = float(losses.opening[0, 0])
+    return {"first_loss": first, "guessing": guess} if first > 3 * guess else {}
+
+
+def _too_small(chart: Chart, start: _Start, small: list[int]) -> Iterator[Suspicion]:
+    spread = _first_look(chart, "std")
+    before = _before_output(chart, list(spread))
+    if before is None or not np.isfinite(start.sizes[0]) or start.gains[0] <= 0:
+        return
+    with np.errstate(all="ignore"):
+        left = float(spread[before] / (start.sizes[0] / start.gains[0]))
+    if not left < _FADED:
+        return
+    place = small[0]
+    name, gain = start.names[place], float(start.gains[place])
+    yield Suspicion(
+        "init-too-small",
+        "layer",
+        chart.first_step,
+        0.9 if left < 0.4 * _FADED else 0.75,
+        Kind.FACT,
+        name,
+        "warning",
+        {"gain": gain, "layers": len(small), "signal_left": left},
+        f"{name} starts at {times(gain)} what keeps a signal its size, and {times(left)} of the input's spread reaches "
+        f"the last layer: call holter.init_weights(model) before training, or scale it up to a standard deviation of "
+        f"about {number(math.sqrt(2 / fan_in(chart, name)))}.",
+        "It worked if activations have about the same spread in all layers at the first step.",
+    )
+
+
+def _before_output(chart: Chart, rows: list[str]) -> str | None:
+    """The module that finished just before the output layer."""
+    output = output_matrix(chart)
+    module = owner(output) if output is not None else ""
+    place = rows.index(module) if module in rows else -1
+    return rows[place - 1] if place > 0 else None
+
+
+# Units that are all the same --------------------------------------------------------------------------------------
+
+
+def symmetric(case: Case) -> Iterator[Suspicion]:
+    """init-symmetric: rows of a weight that are identical get identical gradients, and stay so."""
+    chart = case.chart
+    if case.step - chart.first_step not in _ASKED or chart.first_step > 0:
+        return
+    rms, std = chart.table("weight", "rms"), chart.table("weight", "std")
+    if not len(rms) or rms.opening_steps[0] > chart.first_step or std.names != rms.names:
+        return
+    places = [place for place in hidden_matrices(chart, rms.names) if _has_units(chart, rms.names[place])]
+    for place in places:
+        name, size = rms.names[place], float(rms.opening[0, place])
+        if size > 0 and std.opening[0, place] <= 1e-3 * size:
+            yield _same(chart, name, 0.95, {"weight": size, "spread": 0.0}, f"every weight is {number(size)}")
+            return
+    for place in places:
+        name = rms.names[place]
+        rank = _rank_of(chart, name)
+        if rank is not None and 0.5 < rank <= _ALIKE:
+            yield _same(chart, name, 0.85, {"rank": rank}, "its units all put out the same")
+            return
+        if rms.opening[0, place] == 0 and _never_moves(case, name):
+            yield _same(chart, name, 0.8, {"weight": 0.0}, "all its weights are 0, and no gradient changes that")
+            return
+
+
+def _has_units(chart: Chart, name: str) -> bool:
+    kind, shape = chart.module(name), chart.shape(name)
+    return (not kind or any(word in kind for word in _PASSES)) and shape[0] >= 3 and fan_in(chart, name) > 1
+
+
+def _rank_of(chart: Chart, name: str) -> float | None:
+    """Of what the module put out at the first step, if there were enough examples to tell."""
+    rank, count = _first_look(chart, "rank").get(owner(name)), _first_look(chart, "count").get(owner(name))
+    return None if rank is None or count is None or count / chart.shape(name)[0] < 4 else rank
+
+
+def _never_moves(case: Case, name: str) -> bool:
+    norms = case.chart.table("gradient", "norm")
+    if name not in norms.names or case.step - case.chart.first_step < 10:
+        return False
+    values = norms.opening[:, norms.names.index(name)]
+    rates = case.chart.scalar("learning_rate")
+    return len(values) >= 5 and bool((values == 0).all()) and len(rates) > 0 and bool((rates.values[-5:] > 0).all())
+
+
+def _same(chart: Chart, name: str, score: float, evidence: dict[str, object], why: str) -> Suspicion:
+    return Suspicion(
+        "init-symmetric",
+        "layer",
+        chart.first_step,
+        score,
+        Kind.FACT,
+        name,
+        "critical",
+        evidence,
+        f"In {name} {why}: units that start the same stay the same, however wide the layer is. Call "
+        f"holter.init_weights(model) before training, which draws every weight at random.",
+        "It worked if the effective rank of its activations is well above 1.",
+    )
+
+
+# Vanishing --------------------------------------------------------------------------------------------------------
+
+
+def vanishing(case: Case) -> Iterator[Suspicion]:
+    """vanishing-gradient: it shrinks by about the same factor a layer, from the output to the input."""
+    chart = case.chart
+    if not 5 <= (case.step - chart.first_step) % 50 < 16:  # it changes slowly, and must be seen twice in a row
+        return
+    norms = chart.table("gradient", "norm")
+    places = hidden_matrices(chart, norms.names) if len(norms) >= _LAYERS and chart.depth else []
+    if len(places) < _LAYERS - 1:
+        return
+    first, now = _profile(norms.opening[:8, places]), _profile(norms.values[-8:, places])
+    if first is None or now is None or min(first[1], now[1]) < 0.85:
+        return
+    drop, factor = min(first[0], now[0]), 10 ** (min(first[0], now[0]) / (len(places) - 1))
+    if not (drop >= 1.3 and factor >= 1.8) and not drop >= 3:
+        return
+    name = norms.names[places[0]]
+    saturated = [share for share in _first_look(chart, "saturated").values() if share >= 0.5]
+    flat = [share for share in _first_look(chart, "spread").values() if share < 0.1]
+    sure = 0.1 * bool(flat or saturated) + 0.1 * (drop >= 2)
+    yield Suspicion(
+        "vanishing-gradient",
+        "layer",
+        chart.first_step,
+        0.7 + sure,
+        Kind.PATTERN,
+        name,
+        "warning" if drop < 3 else "critical",
+        {"factor_per_layer": factor, "drop": 10**drop, "layers": len(places), "flat": len(flat)},
+        f"The gradient shrinks {factor:.2g}-fold with every layer towards the input: {name} gets {times(10**-drop)} of "
+        f"what the last one gets. Call holter.replace_activations(model, (nn.Sigmoid, nn.Tanh)) for GELU in their "
+        f"place, put a LayerNorm between the layers, or add a skip around every two of them.",
+        "It worked if the norms of the first and of the last hidden layer are within a factor of ten.",
+    )
+
+
+def _profile(norms: Floats) -> tuple[float, float] | None:
+    """Powers of ten between the first and the last layer of a straight line through them, and how straight it is."""
+    known = (norms > 0).all(axis=1)
+    if known.sum() < 3:
+        return None
+    sizes = logs(np.median(norms[known], axis=0))
+    places = np.arange(len(sizes)) - (len(sizes) - 1) / 2
+    slope = float(places @ (sizes - sizes.mean()) / (places @ places))
+    spread = float(np.std(sizes) * np.std(places))
+    straight = float(np.mean(places * (sizes - sizes.mean())) / spread) if spread > 0 else 0.0
+    return slope * (len(sizes) - 1), straight
+
+
+RULES = (initialisation, symmetric, vanishing)

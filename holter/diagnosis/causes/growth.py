@@ -1,0 +1,335 @@
+"""What grows or wavers for too long: attention logits, output logits, residual streams, norms over too few examples."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from holter.diagnosis.anatomy import elements, fan_in, is_within, output_matrix, owner
+from holter.diagnosis.chart import Chart
+from holter.diagnosis.suspicion import Case, Kind, Suspicion
+from holter.series import Floats, logs, spread
+from holter.words import number, times
+
+_FEW_EXAMPLES = 8  # below this, mean and variance of a batch say little about the next one
+_WAVERS = 0.15  # powers of ten, from step to step
+_STEPS = 12
+_LOOKS = 5  # at updates, at each of which a weight must have grown
+_CLIMBED, _AMPLIFIES = 1.6, 1.3  # times as large as at the start of its climb; and a gain that makes a signal larger
+_SHARP = 50.0  # of a logit: the share of the next key is below 1e-20
+_DRIFT = 4.0  # nats
+_QUERY_OR_KEY = re.compile(r"(^|[._])(in_proj|qkv|query_key_value|c_attn|q|k|query|key|to_q|to_k|to_qkv|wq|wk)([._]|$)")
+
+
+# Norms over few examples ------------------------------------------------------------------------------------------
+
+
+def norm_batch(case: Case) -> Iterator[Suspicion]:
+    """norm-batch-too-small: batch norm over a handful of examples, and gradients that waver from batch to batch."""
+    chart = case.chart
+    sizes = chart.table("batch", "size")
+    if len(sizes) < _STEPS or not np.nanmax(sizes.values[-1]) <= _FEW_EXAMPLES:
+        return
+    norms = chart.table("gradient", "norm")
+    places = [place for place, name in enumerate(norms.names) if _is_batch_norm(chart, name)]
+    if not places or len(norms) < _STEPS:
+        return
+    with np.errstate(all="ignore"):
+        batches = np.nanmax(sizes.values, axis=1)
+        steps_apart = np.diff(logs(norms.values[-2 * _STEPS :, places]), axis=0)
+        wavers = float(np.nanmedian(spread(steps_apart))) / np.sqrt(2)
+    small = np.flatnonzero(batches > _FEW_EXAMPLES)
+    since = chart.first_step if not len(small) else int(sizes.steps[min(small[-1] + 1, len(sizes.steps) - 1)])
+    if case.step - since < _STEPS or not wavers >= _WAVERS:
+        return
+    name = chart.in_depth([norms.names[place] for place in places])[0]
+    batch = int(batches[-1])
+    yield Suspicion(
+        "norm-batch-too-small",
+        "layer",
+        since,
+        0.85 if batch <= 4 else 0.65,
+        Kind.FACT,
+        owner(name),
+        "warning",
+        {"batch": batch, "wavers": 10**wavers, "norms": len({owner(norms.names[p]) for p in places})},
+        f"{owner(name)} takes its mean and variance from {batch} examples, and its gradient changes {10**wavers:.1f}-fold "
+        f"from batch to batch: use batches of 16 or more, or nn.GroupNorm in place of batch norm; adding up gradients "
+        f"over several batches does not help it.",
+        "It worked if the gradient of its weight changes less than 1.5-fold from step to step.",
+    )
+
+
+def _is_batch_norm(chart: Chart, name: str) -> bool:
+    kind = chart.module(name)
+    return "BatchNorm" in kind if kind else chart.part(name) == "norm" and ".bn" in f".{name.lower()}"
+
+
+# Weights that climb -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Climb:
+    """A weight whose norm grows at every look, and faster than the others'."""
+
+    name: str
+    since: int
+    factor: float  # since then
+    gain: float  # what it makes of a signal by now
+    usual: float  # by how much the others have grown meanwhile
+
+
+def _climbs(chart: Chart) -> Iterator[_Climb]:
+    """The norms of weights are known wherever an update was looked at."""
+    norms = chart.table("update", "weight_norm")
+    if len(norms) < _LOOKS:
+        return
+    recent = logs(norms.values[-_LOOKS:])
+    with np.errstate(invalid="ignore"):
+        steady = np.flatnonzero((np.diff(recent, axis=0) > 0.003).all(axis=0) & (recent[-1] - recent[0] > 0.05))
+    if not len(steady):
+        return
+    matrices = [place for place, name in enumerate(norms.names) if chart.is_matrix(name)]
+    values = logs(norms.values)
+    for place in steady.tolist():
+        name, start = norms.names[place], _foot(values[:, place])
+        if place not in matrices:
+            continue
+        grown = values[-1, matrices] - values[start, matrices]
+        usual = float(np.nanmedian(np.abs(grown))) if len(matrices) > 2 else 0.0
+        climbed = float(values[-1, place] - values[start, place])
+        gain = float(norms.values[-1, place]) * (fan_in(chart, name) / elements(chart, [name])) ** 0.5
+        if climbed > max(np.log10(_CLIMBED), 3 * usual) and gain > _AMPLIFIES:
+            yield _Climb(name, int(norms.steps[start]), 10**climbed, gain, 10**usual)
+
+
+def _foot(values: Floats) -> int:
+    """The look at which the climb began: before it the increase was less than a quarter of what it is now."""
+    rises = np.diff(values)
+    place, pace = len(rises) - 1, float(np.median(rises[-_LOOKS + 1 :]))
+    while place > 0 and rises[place - 1] > 0.25 * pace:
+        place -= 1
+    return place
+
+
+def climbing(case: Case) -> Iterator[Suspicion]:
+    """attention-logit-growth and residual-growth, by the weights that make them: known long before the loss moves."""
+    for climb in sorted(_climbs(case.chart), key=lambda one: (one.since, -one.factor)):
+        attention = _attention_of(case.chart, climb.name)
+        if attention is not None:
+            yield _attention_growth(case.chart, attention, climb)
+            return
+        if _block_of(case.chart, climb.name) is not None:
+            yield _residual_growth(case.chart, climb)
+            return
+
+
+def _attention_of(chart: Chart, parameter: str) -> str | None:
+    """The attention whose queries or keys this weight makes."""
+    if chart.part(parameter) != "attention" or not _QUERY_OR_KEY.search(parameter):
+        return None
+    names = chart.table("attention", "max_logit").names
+    return next((name for name in names if is_within(parameter, name)), owner(parameter))
+
+
+def _block_of(chart: Chart, parameter: str) -> str | None:
+    """The innermost module with a number that holds it and other modules beside it: what is repeated with depth."""
+    modules = owner(parameter).split(".")
+    for end in range(len(modules) - 1, 0, -1):
+        block = ".".join(modules[:end])
+        if modules[end - 1].isdigit() and block in chart.table("activation", "rms").names:
+            return block
+    return None
+
+
+def _attention_growth(chart: Chart, attention: str, climb: _Climb) -> Suspicion:
+    logits, entropy = chart.table("attention", "max_logit"), chart.table("attention", "entropy")
+    evidence: dict[str, object] = {"weight": climb.name, "growth": climb.factor, "others": climb.usual}
+    told = ""
+    if attention in logits.names:
+        place = logits.names.index(attention)
+        first, last = float(logits.opening[0, place]), float(logits.values[-1, place])
+        evidence |= {"max_logit": last, "first_max_logit": first, "entropy": float(entropy.values[-1, place])}
+        told = f", and its largest logit went from {number(first)} to {number(last)}"
+    return Suspicion(
+        "attention-logit-growth",
+        "layer",
+        climb.since,
+        0.85 if climb.factor > 2.5 else 0.7,
+        Kind.PATTERN,
+        attention,
+        "warning",
+        evidence,
+        f"{climb.name} has grown {climb.factor:.2g}-fold since step {climb.since:,}, the other weights "
+        f"{climb.usual:.2g}-fold{told}: normalise queries and keys (an RMSNorm on each before they meet), or lower the "
+        f"rate of these two weights.",
+        "It worked if the largest logit stays below about 30 and the entropy of the heads stops falling.",
+    )
+
+
+def _residual_growth(chart: Chart, climb: _Climb) -> Suspicion:
+    layer = owner(climb.name)
+    return Suspicion(
+        "residual-growth",
+        "layer",
+        climb.since,
+        0.8 if climb.factor > 2.5 else 0.65,
+        Kind.PATTERN,
+        layer,
+        "warning",
+        {"weight": climb.name, "growth": climb.factor, "gain": climb.gain, "others": climb.usual},
+        f"{climb.name} has grown {climb.factor:.2g}-fold since step {climb.since:,}, the other weights "
+        f"{climb.usual:.2g}-fold, and makes a signal {climb.gain:.2g} times as large: its branch takes over the stream. "
+        f"Start the last layer of every branch 1 / sqrt(number of branches) as large, put a norm before each branch, or "
+        f"give {layer} weight decay.",
+        "It worked if the outputs of the blocks keep their size from step to step.",
+    )
+
+
+# What is seen at looks --------------------------------------------------------------------------------------------
+
+
+def attention_at_looks(case: Case) -> Iterator[Suspicion]:
+    """attention-logit-growth, by the logits themselves: far above what they were once they had settled."""
+    logits = case.chart.table("attention", "max_logit")
+    if len(logits) < 2:
+        return
+    last = logits.values[-1]
+    large = np.flatnonzero(last > _SHARP)  # a softmax over such logits looks at one key only
+    if not len(large):
+        return
+    with np.errstate(all="ignore"):
+        before = np.nanmedian(logits.values[-8:-1][-max(1, len(logits) - 2) :], axis=0)
+        grown = last / np.maximum(before, 1.0)
+    places = [place for place in large.tolist() if grown[place] >= 2.5 or last[place] >= 4 * _SHARP]
+    if not places or logits.opening[0, places[0]] > _SHARP:
+        return
+    place = max(places, key=lambda p: grown[p])
+    climb = _Climb(logits.names[place], int(logits.steps[-2]), float(grown[place]), 0.0, 1.0)
+    entropy = case.chart.table("attention", "entropy")
+    yield Suspicion(
+        "attention-logit-growth",
+        "layer",
+        climb.since,
+        0.75,
+        Kind.PATTERN,
+        climb.name,
+        "warning",
+        {"max_logit": float(last[place]), "before": float(before[place]), "entropy": float(entropy.values[-1, place])},
+        f"The largest attention logit of {climb.name} is {number(float(last[place]))}, {number(float(before[place]))} at "
+        f"the looks before: normalise queries and keys (an RMSNorm on each before they meet), or lower their rate.",
+        "It worked if the largest logit stays below about 30 and the entropy of the heads stops falling.",
+    )
+
+
+def residual_at_looks(case: Case) -> Iterator[Suspicion]:
+    """residual-growth, by what the blocks put out: larger with every look and with every block, one of them leading."""
+    chart = case.chart
+    sizes = chart.table("activation", "rms")
+    if len(sizes) < 3 or case.step - sizes.steps[-1] > 12:
+        return
+    places = _blocks_in(sizes.names)
+    if len(places) < 2:
+        return
+    values = logs(sizes.values[:, places])
+    settled, last = np.median(values[1:-1], axis=0), values[-1]
+    grown = last - settled
+    steps = np.diff(grown, prepend=0.0)  # what each block adds to the growth that came in
+    leads = int(steps.argmax())
+    if not (grown[-1] >= np.log10(3) and steps[leads] >= np.log10(2) and last[-1] - last[0] >= np.log10(3)):
+        return
+    name = sizes.names[places[leads]]
+    yield Suspicion(
+        "residual-growth",
+        "layer",
+        int(sizes.steps[-2]),
+        0.7,
+        Kind.PATTERN,
+        name,
+        "warning",
+        {"growth": float(10 ** grown[-1]), "of_the_block": float(10 ** steps[leads])},
+        f"What the last block puts out is {times(float(10 ** grown[-1]))} as large as at the looks before, and {name} "
+        f"adds most of it: start the last layer of every branch 1 / sqrt(number of branches) as large, or put a norm "
+        f"before each branch.",
+        "It worked if the outputs of the blocks keep their size from look to look.",
+    )
+
+
+def _blocks_in(names: tuple[str, ...]) -> list[int]:
+    """Places of the modules that repeat with depth and are made of others."""
+    inner = {name.rpartition(".")[0] for name in names}
+    return [place for place, name in enumerate(names) if name in inner and name.rpartition(".")[2].isdigit()]
+
+
+# Output logits ----------------------------------------------------------------------------------------------------
+
+
+def logit_drift(case: Case) -> Iterator[Suspicion]:
+    """output-logit-drift: all logits move together, which no cross-entropy asks for; the loss does not see it."""
+    chart = case.chart
+    found = _bias_drift(chart) or _mean_drift(chart)
+    if found is None:
+        return
+    since, evidence, told = found
+    output = output_matrix(chart)
+    layer = owner(output) if output is not None else None
+    yield Suspicion(
+        "output-logit-drift",
+        "layer",
+        since,
+        0.75,
+        Kind.PATTERN,
+        layer,
+        "warning",
+        evidence,
+        f"{told}, which changes no prediction and in half precision costs digits: add 1e-4 x logsumexp(logits)² to the "
+        f"loss (z-loss), or leave out the bias of {layer or 'the output layer'}.",
+        "It worked if the mean log-sum-exp of the logits stays where it is.",
+    )
+
+
+_Drift = tuple[int, dict[str, object], str]
+
+
+def _bias_drift(chart: Chart) -> _Drift | None:
+    """In the bias of the output, at every look at the updates: as large in all classes, and larger every time."""
+    norms = chart.table("update", "weight_norm")
+    if len(norms) < _LOOKS:
+        return None
+    with np.errstate(invalid="ignore"):
+        rising = np.flatnonzero((np.diff(norms.values[-_LOOKS:], axis=0) > 0).all(axis=0))
+    for place in rising.tolist():
+        name = norms.names[place]
+        if chart.part(name) != "output" or len(chart.shape(name)) != 1:
+            continue
+        sizes = norms.values[:, place] / chart.shape(name)[0] ** 0.5
+        start = _foot(sizes)
+        if sizes[-1] - sizes[start] >= 1.5:
+            moved = float(sizes[-1] - sizes[start])
+            told = f"The output's bias has moved by {moved:.2g} in every class since step {int(norms.steps[start]):,}"
+            return int(norms.steps[start]), {"bias": float(sizes[-1]), "moved": moved}, told
+    return None
+
+
+def _mean_drift(chart: Chart) -> _Drift | None:
+    means, sums = chart.scalar("logit_mean"), chart.scalar("logit_log_sum_exp")
+    if len(means) < 3 or len(sums) != len(means):
+        return None
+    mean, total, steps = means.values[:, 0], sums.values[:, 0], means.steps
+    # Together: what learning does to the logits moves mean and log-sum-exp apart.
+    moves = np.sign(np.diff(mean)) * np.minimum(np.abs(np.diff(mean)), np.abs(np.diff(total)))
+    moves[np.sign(np.diff(mean)) != np.sign(np.diff(total))] = 0
+    place = len(moves)
+    while place > 0 and moves[place - 1] * moves[-1] > 0:
+        place -= 1
+    moved = float(moves[place:].sum())
+    if len(moves) - place < 2 or abs(moved) < _DRIFT:
+        return None
+    told = f"The mean logit has moved by {number(moved)} since step {int(steps[place]):,}, and the log-sum-exp with it"
+    return int(steps[place]), {"mean": float(mean[-1]), "log_sum_exp": float(total[-1]), "moved": moved}, told
+
+
+RULES = (norm_batch, climbing, attention_at_looks, residual_at_looks, logit_drift)

@@ -1,0 +1,108 @@
+"""The training loop: gradients that are not cleared, accumulation that is not averaged."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from holter.diagnosis.chart import column
+from holter.diagnosis.evidence import data_is_usual, matrices, middle, rate_is_flat
+from holter.diagnosis.suspicion import Case, Kind, Suspicion
+from holter.series import Floats, Integers, Series
+
+
+def not_cleared(case: Case) -> Iterator[Suspicion]:
+    """zero-grad-missing: each gradient holds the one before it, so that they agree and grow.
+
+    A stuck batch agrees too, but its norm and loss fall; with a loss of the wrong sign they grow while it goes down.
+    """
+    chart = case.chart
+    steps, cosines = middle(chart.table("update", "cosine"), matrices(chart, chart.table("update", "cosine")))
+    at, norms = column(chart.scalar("gradient_norm"))
+    if len(cosines) < 2 or len(norms) < 5 or not (cosines[-2:] > 0.9).all():
+        return
+    low = np.flatnonzero(cosines <= 0.8)
+    agree_since = int(steps[low[-1] + 1]) if len(low) else int(steps[0])
+    before = norms[at < agree_since][-10:]
+    usual = float(np.median(before)) if len(before) >= 3 else float(norms[at >= agree_since][0])
+    recent = float(np.median(norms[-3:]))
+    if not recent > 2.5 * usual or _falls_for_ever(case):
+        return
+    onset = _onset(at, norms, usual, agree_since)
+    yield Suspicion(
+        "zero-grad-missing",
+        "loop",
+        onset,
+        0.85 if recent > 5 * usual else 0.65,
+        evidence={"cosine": float(cosines[-1]), "norm_growth": recent / usual},
+        advice="Each step's gradient still holds those of the steps before (they agree to "
+        f"{cosines[-1]:.2f}, and have grown {recent / usual:.1f}-fold): call optimizer.zero_grad() "
+        f"before each backward().",
+        check="It worked if the cosine of successive gradients falls to near 0 and the norm stops growing.",
+    )
+
+
+def _falls_for_ever(case: Case) -> bool:
+    _, losses = column(case.chart.scalar("loss"))
+    return len(losses) > 3 and bool(losses[-1] < 0 and losses[-1] < losses[: max(1, len(losses) // 2)].min())
+
+
+def _onset(at: Integers, norms: Floats, usual: float, latest: int) -> int:
+    """Where a straight line through the growing norms comes down to the usual one: each step adds about as much."""
+    low = np.flatnonzero(norms <= 1.3 * usual)
+    first = int(low[-1]) + 1 if len(low) else 0
+    if first >= len(at) - 2:
+        return min(int(at[-1]), latest)
+    steps, values = at[first : first + 12].astype(float), norms[first : first + 12]
+    rise = np.polyfit(steps, values, 1)
+    meets = (usual - rise[1]) / rise[0] if rise[0] > 0 else float(at[first])
+    return int(np.clip(np.ceil(meets), at[max(0, first - 12)], min(int(at[first]), latest)))
+
+
+def not_averaged(case: Case) -> Iterator[Suspicion]:
+    """accumulation-not-averaged: loss, or norm, is a whole number of times what it was, at once and to stay."""
+    chart = case.chart
+    for event in case.events.of("gradient_norm", direction=1, since=case.step - 40):
+        if event.until is not None or event.values < 4 or not data_is_usual(case, event.since):
+            continue
+        if not rate_is_flat(chart, event.since - 5, event.since + 3):
+            continue
+        found = {name: _step_up(chart.scalar(name), event.since) for name in ("gradient_norm", "loss")}
+        norm, loss = found["gradient_norm"], found["loss"]
+        if norm is None:
+            continue
+        times = round(loss) if loss is not None and loss > 1.5 else round(norm)
+        if times < 2 or times > 64:
+            continue
+        by_loss = loss is not None and abs(loss / times - 1) < 0.08 and abs(norm / times - 1) < 0.35
+        by_norm = abs(norm / times - 1) < 0.12 and loss is not None and abs(loss - 1) < 0.2
+        if not by_loss and not by_norm:
+            continue
+        what = "loss and gradient are" if by_loss else "the gradient is"
+        yield Suspicion(
+            "accumulation-not-averaged",
+            "loop",
+            event.since,
+            0.85 if by_loss else 0.6,
+            Kind.PATTERN,
+            evidence={"times": times, "norm": norm, "loss": loss},
+            advice=f"From step {event.since} on {what} {times} times as large: divide the loss by the {times} "
+            "micro-batches that are accumulated.",
+            check="It worked if loss and norm are as before.",
+        )
+        return
+
+
+def _step_up(series: Series, step: int) -> float | None:
+    """How many times as large the values after a step are as those before it."""
+    before, after = series.before(step, 8), series.since(step)[:8]
+    if len(before) < 3 or len(after) < 5:
+        return None
+    was, now = float(np.median(before)), float(np.median(after))
+    # What grows step by step is something else.
+    at_once = float(np.median(after[:2])) > 0.75 * now and float(np.median(after[-2:])) < 1.33 * now
+    return now / was if was > 0 and np.isfinite(now) and at_once else None
+
+
+RULES = (not_cleared, not_averaged)

@@ -1,0 +1,213 @@
+"""The loss: softmax twice, the wrong sign, a sum in place of a mean."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from holter.diagnosis.causes.batches import classes, first_losses, guess_loss, label_entropies, target_power
+from holter.diagnosis.chart import Chart, column
+from holter.diagnosis.suspicion import Case, Kind, Suspicion
+from holter.series import Floats
+from holter.words import number
+
+_SEEN = 12  # losses within the bounds that two softmaxes leave
+_SLACK = 0.02  # of these bounds, in nats: labels may be smoothed or rounded
+
+
+# Softmax twice ----------------------------------------------------------------------------------------------------
+
+
+def softmax_twice(case: Case) -> Iterator[Suspicion]:
+    """double-softmax: outputs are probabilities already, and so a cross-entropy of them has narrow bounds.
+
+    Of K probabilities p the loss ln(sum of e^p) - p[label] lies between ln(e + K - 1) - 1 and ln(e + K - 1).
+    """
+    chart = case.chart
+    series = chart.scalar("loss")
+    if len(series) < _SEEN:
+        return
+    count = classes(chart)
+    if count < 2:
+        return
+    losses = np.concatenate([series.opening[:, 0], series.values[:, 0]])
+    high = float(np.log(np.e + count - 1))
+    low = high - 1
+    if not (losses > low - _SLACK).all() or not (losses < high + _SLACK).all():
+        return
+    is_probability = _outputs_are_probabilities(chart, count)
+    is_stopped = _stopped_at(series.values[:, 0], low, float(np.log(count)))
+    if not is_probability and not is_stopped:  # the first softmax may lie outside of the model
+        return
+    yield Suspicion(
+        "double-softmax",
+        "loss",
+        chart.first_step,
+        0.95 if is_probability else 0.6,
+        Kind.FACT if is_probability else Kind.PATTERN,
+        evidence={"lowest": float(losses.min()), "bound": low, "classes": count, "probabilities": is_probability},
+        advice=f"The outputs are probabilities and the loss takes a softmax of them again: of {count} classes it "
+        f"cannot fall below {low:.3f} (now {number(float(losses[-1]))}). Give cross_entropy the logits: remove the "
+        "softmax from the model, or use nll_loss(log(p)).",
+        check=f"It worked if the loss falls below {low:.3f}.",
+    )
+
+
+def _outputs_are_probabilities(chart: Chart, count: int) -> bool | None:
+    """Whether all looks at the model's output show numbers of mean 1/K whose exponentials add up as those of
+    probabilities do; None where nobody has looked."""
+    _, means = column(chart.scalar("logit_mean"))
+    _, sums = column(chart.scalar("logit_log_sum_exp"))
+    if not len(means) or len(sums) != len(means):
+        return None
+    exact = np.abs(means * count - 1) < 0.01  # in half precision a probability has three digits
+    # By Jensen at least that of equal ones, ln(K e^(1/K)).
+    bounded = (sums > np.log(count) + 1 / count - 0.01) & (sums < np.log(np.e + count - 1) + 0.01)
+    return bool((exact & bounded).all())
+
+
+def _stopped_at(losses: Floats, low: float, guess: float) -> bool:
+    """A loss that came down close to the bound and lies there, evenly: the bound is what stops it."""
+    if len(losses) < 80:
+        return False
+    late, earlier = losses[-32:], losses[-64:-32]
+    near = low + 0.12 * (guess - low)
+    is_flat = np.median(earlier) - np.median(late) < 0.02 * (guess - low)
+    return bool(np.median(late) < near and late.min() > low - 1e-3 and is_flat)
+
+
+# The wrong sign ---------------------------------------------------------------------------------------------------
+
+
+def wrong_sign(case: Case) -> Iterator[Suspicion]:
+    """loss-sign: the loss is negative and falls ever faster.
+
+    A likelihood may well be negative, but it falls slower and slower; a similarity ends at -1.
+    """
+    chart = case.chart
+    steps, losses = column(chart.scalar("loss"))
+    if len(losses) < 6 or not (losses[-3:] < 0).all():
+        return
+    known = np.isfinite(losses)
+    steps, losses = steps[known], losses[known]
+    positive = np.flatnonzero(losses >= 0)
+    start = int(positive[-1]) + 1 if len(positive) else 0
+    fallen = losses[start:]
+    if len(fallen) < 5:
+        return
+    mirrored, guess = _mirrored(chart, losses, start), guess_loss(chart)
+    faster = _ever_faster(fallen)
+    far = bool(fallen[-3:].max() < 2 * fallen[:3].min())
+    if not (mirrored and fallen[-1] < fallen[0]) and not (faster and far and len(fallen) >= 10):
+        return
+    since = int(steps[start])
+    norms = chart.scalar("gradient_norm").since(since)[:, 0]
+    norms = norms[np.isfinite(norms)]
+    growth = float(np.median(norms[-3:]) / np.median(norms[:3])) if len(norms) >= 6 and norms[:3].min() > 0 else None
+    yield Suspicion(
+        "loss-sign",
+        "loss",
+        since,
+        0.9 if mirrored and far else 0.75 if mirrored or (growth or 0) > 1.5 else 0.55,
+        Kind.PATTERN,
+        severity="critical",
+        evidence={"first": float(fallen[0]), "now": float(fallen[-1]), "norm_growth": growth, "of_a_guess": guess},
+        advice=f"The loss is {number(float(fallen[-1]))} and falls ever faster from {number(float(fallen[0]))} at step "
+        f"{since:,}: its sign is turned round, and the training makes the model worse. Minimise the loss itself, not "
+        "its negative.",
+        check="It worked if the loss is positive and comes down towards 0.",
+    )
+
+
+def _mirrored(chart: Chart, losses: Floats, start: int) -> bool:
+    """Whether the first negative loss is minus what it should be: what it was just before, or what a guess loses."""
+    first = -float(np.median(losses[start : start + 2]))
+    if start >= 3:
+        return bool(0.5 < first / np.median(losses[max(0, start - 8) : start]) < 2.0)
+    should = guess_loss(chart) if label_entropies(chart)[1] >= 0 else target_power(chart)
+    return bool(0.6 < first / should < 3.0) if should > 0.05 else False
+
+
+def _ever_faster(losses: Floats) -> bool:
+    """Whether the latter half of a fall is much deeper than the former."""
+    half = len(losses) // 2
+    first, second = losses[0] - losses[half], losses[half] - losses[-1]
+    return bool(first > 0 and second > 1.5 * first)
+
+
+# A sum in place of a mean -----------------------------------------------------------------------------------------
+
+
+def summed(case: Case) -> Iterator[Suspicion]:
+    """loss-reduction: the loss is as many times that of a guess as the batch has examples or labels."""
+    chart = case.chart
+    if len(chart.scalar("loss")) < 2:
+        return
+    if case.step - chart.first_step <= 100 and not chart.resumed:
+        yield from _summed_at_first(chart)
+    yield from _summed_since(case)
+
+
+def _numbers(chart: Chart) -> dict[str, float]:
+    """How many there are in a batch, of what may be summed over; more than a few, so that it is no coincidence."""
+    sizes, counts = chart.table("batch", "size"), chart.table("batch", "count")
+    place = label_entropies(chart)[1]
+    if place < 0 or not len(sizes):
+        place = next((i for i, name in enumerate(sizes.names) if name.startswith("targets")), -1)
+    found: dict[str, float] = {}
+    if place >= 0:
+        found = {"labels": float(counts.opening[0, place]), "examples": float(sizes.opening[0, place])}
+    elif len(sizes.names) and len(sizes.opening):
+        found = {"examples": float(sizes.opening[0, 0])}
+    return {name: number for name, number in found.items() if number >= 4}
+
+
+def _summed_at_first(chart: Chart) -> Iterator[Suspicion]:
+    losses = first_losses(chart, 1)
+    count, guess = classes(chart), guess_loss(chart)
+    is_classes = guess > 0.05
+    expected = float(np.log(count)) if is_classes and count >= 2 else guess if is_classes else target_power(chart)
+    if not len(losses) or not expected > 0:
+        return
+    times = float(losses[0]) / expected
+    low, high = (0.75, 1.6) if is_classes else (0.5, 2.0)
+    for what, number_of in _numbers(chart).items():
+        if number_of >= (4 if is_classes else 16) and low < times / number_of < high:
+            yield _sum_of(chart.first_step, what, number_of, float(losses[0]), expected, is_classes)
+            return
+
+
+def _summed_since(case: Case) -> Iterator[Suspicion]:
+    """A loss that is at once, and stays, as many times what it was."""
+    series = case.chart.scalar("loss")
+    numbers = _numbers(case.chart)
+    for event in case.events.of("loss", direction=1, since=case.step - 60) if numbers else ():
+        before, after = series.before(event.since, 24)[:, 0], series.since(event.since)[:12, 0]
+        if len(before) < 4 or len(after) < 4 or not (after[:4] > 0.5 * event.first_factor * np.median(before)).all():
+            continue
+        times = float(np.median(after) / np.median(before))
+        if not np.median(after) > 2.5 * np.median(first_losses(case.chart, 5)):
+            continue  # a model that knows nothing any more loses as much
+        for what, number_of in numbers.items():
+            if 0.65 < times / number_of < 1.5 and 0.5 < event.first_factor / number_of < 2.0:
+                yield _sum_of(event.since, what, number_of, float(after[0]), float(np.median(before)), True)
+                return
+
+
+def _sum_of(since: int, what: str, count: float, loss: float, expected: float, is_sure: bool) -> Suspicion:
+    return Suspicion(
+        "loss-reduction",
+        "loss",
+        since,
+        0.9 if is_sure else 0.65,
+        Kind.FACT if is_sure else Kind.PATTERN,
+        evidence={"loss": loss, "expected": expected, "times": loss / expected, what: count},
+        advice=f"The loss at step {since:,} is {number(loss)}, about {count:,.0f} times {number(expected)}, and "
+        f"a batch has {count:,.0f} {what}: it is a sum, and so the steps are {count:,.0f} times as large as the rate "
+        'says. Use reduction="mean", or divide by the number of them.',
+        check=f"It worked if the loss is near {number(expected)}.",
+    )
+
+
+RULES = (softmax_twice, wrong_sign, summed)

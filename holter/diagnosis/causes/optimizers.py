@@ -1,0 +1,217 @@
+"""The optimizer: its clip, its state, its eps, its weight decay."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+
+from holter.diagnosis.chart import column, last_of
+from holter.diagnosis.evidence import clipping, data_is_usual, harm, matrices, middle, rate_is_flat, rate_of
+from holter.diagnosis.suspicion import Case, Kind, Suspicion
+from holter.series import Floats, Integers, Series, slope
+from holter.words import number
+
+_TIGHT = 50.0  # times its limit
+_LOOKS_BACK = 200
+
+
+def no_clip(case: Case) -> Iterator[Suspicion]:
+    """clipping-missing: single steps with a norm far above the usual, of which the training recovers."""
+    chart = case.chart
+    if len(chart.scalar("clip_norm")):
+        return
+    spikes = [
+        event
+        for event in case.events.of("gradient_norm", direction=1, since=case.step - _LOOKS_BACK)
+        if event.until is not None and event.values <= 3 and event.factor >= 8
+    ]
+    spikes = [e for e in spikes if data_is_usual(case, e.since) and rate_is_flat(chart, e.since - 3, e.since)]
+    if len(spikes) < 2 and not any(e.factor >= 30 and harm(case, e.since, 3) for e in spikes):
+        return
+    _, norms = column(chart.scalar("gradient_norm"))
+    limit = float(np.nanquantile(norms[np.isfinite(norms)], 0.9))
+    largest = max(event.factor for event in spikes)
+    yield Suspicion(
+        "clipping-missing",
+        "optimizer",
+        spikes[0].since,
+        min(0.9, 0.55 + 0.1 * len(spikes)),
+        evidence={"spikes": len(spikes), "largest": largest, "p90": limit},
+        advice=f"{len(spikes)} steps had a gradient up to {largest:.0f} times the usual, and nothing clips it: call "
+        f" monitor.clip_grad_norm_({number(limit)}) before optimizer.step().",
+        check="It worked if such steps no longer show in the loss.",
+    )
+
+
+def tight_clip(case: Case) -> Iterator[Suspicion]:
+    """clipping-too-tight: every step is clipped, and little is left of it."""
+    steps, times = clipping(case.chart)
+    if len(times) < 10 or not (times[-10:] > 1).all() or not np.median(times[-20:]) > _TIGHT:
+        return
+    below = np.flatnonzero(~(times > 0.5 * _TIGHT))
+    since = int(steps[below[-1] + 1]) if len(below) and below[-1] + 1 < len(steps) else int(steps[0])
+    if case.step - since < 10:
+        return
+    _, norms = column(case.chart.scalar("clip_norm"))
+    limit = float(case.chart.scalar("clip_max_norm").values[-1, 0])
+    better = float(np.nanquantile(norms[-100:], 0.9))
+    yield Suspicion(
+        "clipping-too-tight",
+        "optimizer",
+        since,
+        0.85,
+        Kind.FACT,
+        evidence={"max_norm": limit, "times": float(np.median(times[-20:]))},
+        advice=f"Every step is cut to 1/{np.median(times[-20:]):.0f} of its length by "
+        f"max_norm={number(limit)}: raise it "
+        f"to about {number(better)}, the 90 % quantile of the norms.",
+        check="It worked if a tenth of the steps is clipped or less.",
+    )
+
+
+def lost_state(case: Case) -> Iterator[Suspicion]:
+    """optimizer-state-lost: its own counter begins anew and goes on from there."""
+    steps, counts = column(case.chart.scalar("optimizer_step"))
+    if len(counts) >= 3:
+        anew = (counts[1:-1] <= 1) & (counts[:-2] >= 5) & (counts[2:] == counts[1:-1] + 1)
+        place = int(np.flatnonzero(anew)[-1]) + 1 if anew.any() else 0
+        # With two optimizers that take turns the counter falls too, and comes back.
+        if place and (counts[place:][:8] <= np.arange(1, 9)[: len(counts) - place]).all():
+            yield _lost(int(steps[place]), {"steps_before": float(counts[place - 1]), "steps": float(counts[place])})
+            return
+    if not case.chart.resumed or len(counts):
+        return
+    series = case.chart.table("momentum", "norm")
+    at = case.chart.resumed[-1]
+    before, after = series.before(at, 5), series.since(at)[:3]
+    if len(before) and len(after):
+        with np.errstate(all="ignore"):
+            fall = float(np.nanmedian(np.nanmedian(after, axis=0) / np.nanmedian(before, axis=0)))
+        if fall < 0.4:
+            yield _lost(at, {"momentum_left": fall})
+
+
+def _lost(since: int, evidence: dict[str, object]) -> Suspicion:
+    return Suspicion(
+        "optimizer-state-lost",
+        "optimizer",
+        since,
+        0.95,
+        Kind.FACT,
+        evidence=evidence,
+        advice=f"The optimizer began anew at step {since}: load its state with the model's "
+        "(optimizer.load_state_dict(checkpoint['optimizer'])), and do not rebuild it in mid-training.",
+        check="It worked if optimizer_step goes on counting across the resume.",
+    )
+
+
+def eps_dominates(case: Case) -> Iterator[Suspicion]:
+    """adam-eps-dominates: for most weights the second moment is below eps, so that the rate is not what it says."""
+    chart = case.chart
+    series = chart.table("second_moment", "below_eps")
+    chosen = matrices(chart, series)
+    steps, shares = middle(series, chosen)
+    if len(shares) < 3 or not (shares[-3:] > 0.5).all() or steps[-1] - chart.first_step < 10:
+        return
+    zeros = last_of(chart.table("gradient", "zero_share"))
+    if len(zeros) and np.nanmedian(zeros) > 0.5:
+        return  # no gradient, no second moment: another trouble
+    below = np.flatnonzero(shares <= 0.5)
+    since = int(steps[below[-1] + 1]) if len(below) else int(steps[0])
+    yield Suspicion(
+        "adam-eps-dominates",
+        "optimizer",
+        since,
+        0.85,
+        Kind.FACT,
+        evidence={"share_below_eps": float(shares[-1])},
+        advice=f"For {100 * shares[-1]:.0f} % of the weights sqrt(v) is below eps, which makes their steps far smaller "
+        "than the rate says: lower eps a thousandfold (1e-8 is usual), or scale the loss up.",
+        check="It worked if the share of sqrt(v) below eps is near 0.",
+    )
+
+
+def second_moment_lags(case: Case) -> Iterator[Suspicion]:
+    """adam-second-moment-lag: g / sqrt(v) of one tensor rises, and norm and loss follow within a few steps."""
+    chart = case.chart
+    rises = case.events.of("second_moment/rms_ratio", direction=1, since=case.step - 60)
+    tensors = len(chart.table("second_moment", "rms_ratio").names)
+    for event in rises:
+        beside = [e for e in rises if abs(e.since - event.since) <= 1]
+        if event.factor < 1.8 or len(beside) > max(2, 0.34 * tensors):
+            continue  # all at once: the batch or the rate
+        hurt = harm(case, event.since + 1, 12, least=1.5)
+        if (
+            hurt is None
+            or not data_is_usual(case, event.since)
+            or not rate_is_flat(chart, event.since - 5, event.since)
+        ):
+            continue
+        yield Suspicion(
+            "adam-second-moment-lag",
+            "optimizer",
+            event.since,
+            0.75,
+            layer=event.layer,
+            evidence={"rms_ratio": event.factor, "followed_by": hurt.series, "at": hurt.since},
+            advice=f"The gradient of {event.layer} outgrew its second moment ({event.factor:.2g} times "
+            f"its usual ratio) "
+            f"before {hurt.series} rose: lower beta2 to 0.95, or clip updates.",
+            check="It worked if the ratio of g to sqrt(v) stays near 1.",
+        )
+        return
+
+
+def heavy_decay(case: Case) -> Iterator[Suspicion]:
+    """weight-decay-too-high: all weights shrink by the factor that rate and decay give, whatever the gradients."""
+    chart = case.chart
+    series = chart.table("update", "weight_norm")
+    chosen = matrices(chart, series)
+    if len(series) < 4 or not len(chosen):
+        return
+    decay = _decay(chart.scalars("weight_decay"))
+    steps, rates = rate_of(chart)
+    if not decay > 0 or not len(rates):
+        return
+    window = series.steps >= series.steps[-1] - 120
+    at, norms = series.steps[window], series.values[window][:, chosen]
+    if len(at) < 4 or at[-1] - at[0] < 20:
+        return
+    with np.errstate(all="ignore"):
+        slopes = np.array([slope(at, np.log(column_)) for column_ in norms.T])
+    planned = -float(np.median(rates[steps >= at[0]])) * decay
+    shrink = slopes[np.isfinite(slopes)]
+    span = int(at[-1] - at[0])
+    if not len(shrink) or not (shrink < 0).mean() > 0.9 or not np.median(shrink) * span < np.log(0.85):
+        return
+    if not 0.4 < np.median(shrink) / planned < 2.0:
+        return
+    begun = _begun(series.steps, series.values[:, chosen])
+    yield Suspicion(
+        "weight-decay-too-high",
+        "optimizer",
+        begun,
+        0.85,
+        evidence={"decay": decay, "rate": float(rates[-1]), "shrink_per_step": float(np.median(shrink))},
+        advice=f"All weights shrink by {100 * (1 - np.exp(np.median(shrink) * 100)):.0f} % in 100 steps, "
+        f"as rate x decay "
+        f"says: lower weight_decay from {number(decay)} to {number(decay / 10)} or below.",
+        check="It worked if weight norms stop falling together.",
+    )
+
+
+def _decay(series: Mapping[str, Series]) -> float:
+    found = [float(last_of(one)[0]) for one in series.values() if len(one)]
+    return max(found, default=0.0)
+
+
+def _begun(steps: Integers, norms: Floats) -> int:
+    """The last step before the common fall: from there on the median of the norms only falls."""
+    with np.errstate(all="ignore"):
+        middle_ = np.nanmedian(np.log(norms / norms[-1]), axis=1)
+    top = len(middle_) - 1 - int(np.argmax(middle_[::-1]))
+    return int(steps[top])
+
+
+RULES = (no_clip, tight_clip, lost_state, eps_dominates, second_moment_lags, heavy_decay)

@@ -1,0 +1,248 @@
+"""Performance: waiting for data, memory that grows, steps that have become slow. Nothing of it harms what is learnt."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from holter.diagnosis.chart import Chart, column
+from holter.diagnosis.suspicion import Case, Kind, Suspicion
+from holter.series import Flags, Floats, Integers, Series, slope
+from holter.words import duration, share, size
+
+_STEPS = 20  # steps that show a wait is no accident
+_WAITS = 0.5  # of the time of a step
+_SHORTEST = 1e-3  # seconds of waiting that are worth a word
+_SLOW = 2.0  # times the usual
+_BEFORE = 32  # steps that tell the usual
+_LOOKS = 8  # at the memory: it is looked at once a second
+_GROWN = 0.15  # of the memory at first
+_LEAST = 64 * 2**20  # bytes: less may be the monitor's own, or an allocator that keeps pieces
+_CLIMBS = 1.6  # times the time of a step at first, in steady growth
+
+
+# Waiting for data -------------------------------------------------------------------------------------------------
+
+
+def waits_for_data(case: Case) -> Iterator[Suspicion]:
+    """data-loading-bound: most of the time of most steps goes by before the loader gives its batch."""
+    chart = case.chart
+    steps, waits = column(chart.scalar("time/data"))
+    if len(waits) < _STEPS:
+        return
+    recent = waits[-_STEPS:]
+    if not np.median(recent) > _SHORTEST:
+        return
+    whole = _whole(chart, steps)
+    if len(whole) != len(waits):
+        return
+    with np.errstate(divide="ignore", invalid="ignore"):
+        shares = waits / whole
+    if not np.median(shares[-_STEPS:]) > _WAITS or not (shares[-_STEPS:] > _WAITS).mean() >= 0.8:
+        return
+    since, part, wait = _begun(steps, shares > _WAITS), float(np.median(shares[-_STEPS:])), float(np.median(recent))
+    workers = chart.scalar("machine/loader_workers")
+    used = int(workers.values[-1, 0]) if len(workers) else 0
+    more = f"more than the {used} workers" if used else "num_workers=4 or more"
+    yield Suspicion(
+        "data-loading-bound",
+        "performance",
+        since,
+        0.95,
+        Kind.FACT,
+        evidence={"share": part, "wait": wait, "step_time": float(np.median(whole[-_STEPS:])), "workers": used},
+        advice=f"{share(part)} of each step is spent waiting for its batch ({duration(wait)} of "
+        f"{duration(float(np.median(whole[-_STEPS:])))}): give the DataLoader {more}, pin_memory=True and "
+        "persistent_workers=True, or prepare the data beforehand.",
+        check="It worked if time/data is a small part of step_time.",
+    )
+
+
+def _whole(chart: Chart, steps: Integers) -> Floats:
+    """The time of these steps: the sum of their stages, or what the clock says."""
+    parts = [series for name, series in chart.scalars("time/").items() if name.count("/") == 1]
+    same = [series.values[:, 0] for series in parts if np.array_equal(series.steps, steps)]
+    if len(same) > 1:
+        total: Floats = np.sum(same, axis=0)
+        return total
+    times = chart.scalar("step_time")
+    return times.values[:, 0] if np.array_equal(times.steps, steps) else np.zeros(0)
+
+
+def _begun(steps: Integers, holds: Flags) -> int:
+    """Since when it has held but for single steps."""
+    broken = np.flatnonzero(~holds[1:] & ~holds[:-1])
+    start = int(broken[-1]) + 2 if len(broken) else 0
+    held = np.flatnonzero(holds[start:])
+    return int(steps[start + (int(held[0]) if len(held) else 0)])
+
+
+# Memory -----------------------------------------------------------------------------------------------------------
+
+
+def memory_grows(case: Case) -> Iterator[Suspicion]:
+    """memory-growth: memory climbs look after look and does not settle, or the steps take longer and longer as they do
+    where each goes back through all before it."""
+    for name in ("machine/gpu_memory", "machine/process_memory"):
+        series = case.chart.scalar(name)
+        found = _climb(series, _LOOKS, 1 + _GROWN) if len(series) >= _LOOKS else None
+        if found is not None and found.last - found.first >= _LEAST:
+            yield _growth(case.chart, name, found)
+            return
+    times = case.chart.scalar("time/backward")
+    times = times if len(times) else case.chart.scalar("step_time")
+    if len(times) >= 3 * _STEPS and not _batch_changed(case.chart, times.steps[0]):
+        found = _climb(times, 3 * _STEPS, _CLIMBS)
+        if found is not None:
+            yield _slower(found)
+
+
+class _Climb:
+    """A steady rise: since when, from what to what, and how much a step."""
+
+    def __init__(self, since: int, first: float, last: float, rate: float) -> None:
+        self.since, self.first, self.last, self.rate = since, first, last, rate
+
+
+def _climb(series: Series, least: int, times: float) -> _Climb | None:
+    """The steady rise at the end of a series, unless it settles."""
+    steps, values = column(series)
+    late = values[-least:]
+    if not np.isfinite(values).all() or late[-1] <= late[0]:
+        return None
+    parts = [float(np.median(part)) for part in np.array_split(late, 4)]
+    rises = np.diff(parts)
+    if not (rises > 0).all() or not rises[-1] > 0.4 * rises.max():
+        return None
+    start = _rise_began(steps, values, least)
+    first, last = float(np.median(values[start : start + 3])), float(np.median(values[-3:]))
+    rate = slope(steps[start:], values[start:])
+    # A line must explain it: what comes in one jump is another matter.
+    line = values[start:].mean() + rate * (steps[start:] - steps[start:].mean())
+    left = float(np.abs(values[start:] - line).mean())
+    if not last > times * first or not left < 0.2 * (last - first):
+        return None
+    return _Climb(int(steps[start]), first, last, rate)
+
+
+def _rise_began(steps: Integers, values: Floats, least: int) -> int:
+    """Where the line through the last values meets the level before them; the start where it always rose."""
+    rate = slope(steps[-least:], values[-least:])
+    level = float(np.median(values[: max(3, least // 4)]))
+    middle = float(values[-least:].mean())
+    meets = float(steps[-least:].mean()) - (middle - level) / rate if rate > 0 else float(steps[0])
+    return int(np.clip(np.searchsorted(steps, meets), 0, len(values) - least))
+
+
+def _growth(chart: Chart, name: str, found: _Climb) -> Suspicion:
+    where = "GPU" if "gpu" in name else "process"
+    total = chart.scalar("machine/gpu_memory_total")
+    room = float(total.values[-1, 0]) - found.last if where == "GPU" and len(total) else float("nan")
+    left = f", and is full in about {room / found.rate:,.0f} steps" if room > 0 and found.rate > 0 else ""
+    return Suspicion(
+        "memory-growth",
+        "performance",
+        found.since,
+        0.85,
+        Kind.PATTERN,
+        evidence={"memory": name, "first": found.first, "now": found.last, "per_step": found.rate},
+        advice=f"The memory of the {where} has grown from {size(int(found.first))} to {size(int(found.last))} since "
+        f"step {found.since:,}, {size(int(found.rate))} a step{left}: keep numbers, not tensors with their graph "
+        "(loss.item() or loss.detach()), and look at lists that grow with each step.",
+        check="It worked if the memory stays level.",
+    )
+
+
+def _slower(found: _Climb) -> Suspicion:
+    return Suspicion(
+        "memory-growth",
+        "performance",
+        found.since,
+        0.65,
+        Kind.PATTERN,
+        evidence={"first": found.first, "now": found.last, "per_step": found.rate},
+        advice=f"The backward pass takes longer with every step, {duration(found.first)} at step {found.since:,} and "
+        f"{duration(found.last)} now: it may go back through the graphs of all steps before. Detach what is carried "
+        "from one step to the next (hidden states, running losses).",
+        check="It worked if the time of a step stays level.",
+    )
+
+
+# Throughput -------------------------------------------------------------------------------------------------------
+
+
+def slowed_down(case: Case) -> Iterator[Suspicion]:
+    """throughput-drop: from one step on all take twice as long, with as much in a batch and the model as it was."""
+    chart = case.chart
+    steps, times = column(chart.scalar("step_time"))
+    if len(times) < _BEFORE + _STEPS:
+        return
+    late = times[-_STEPS:]
+    level = float(np.median(times[-_BEFORE - _STEPS : -_STEPS]))
+    opening = float(np.median(chart.scalar("step_time").opening[8:, 0]))
+    usual = min(level, opening)
+    if not np.median(late) > _SLOW * usual or not np.quantile(late, 0.1) > 1.4 * usual:
+        return
+    is_slow = times > 0.5 * (1 + _SLOW) * usual
+    place = _begins(is_slow)
+    before = times[max(0, place - _BEFORE) : place]
+    if len(before) < _BEFORE // 2 or len(times) - place < _STEPS or case.step - int(steps[place]) > 300:
+        return
+    # Two states apart from each other; what creeps up, or is slow now and then, is another matter.
+    if not np.quantile(before, 0.9) < np.quantile(times[place:], 0.1) or np.median(late) > 4 * np.median(
+        times[place : place + 8]
+    ):
+        return
+    since = int(steps[place])
+    if _batch_changed(chart, since - _BEFORE):
+        return
+    was, now = float(np.median(before)), float(np.median(times[place:]))
+    stage, throttled = _slower_stage(chart, since), chart.scalar("machine/gpu_throttled")
+    is_hot = bool(len(throttled) and throttled.values[-1, 0] > 0)
+    yield Suspicion(
+        "throughput-drop",
+        "performance",
+        since,
+        0.85,
+        Kind.PATTERN,
+        evidence={"before": was, "now": now, "stage": stage, "throttled": is_hot},
+        advice=f"A step takes {duration(now)} since step {since:,}, {duration(was)} before, with as much in a batch"
+        f"{f'; most of it is in {stage}' if stage else ''}"
+        f"{'; the GPU is throttled' if is_hot else ''}: look for another process on the machine, heat or a power cap, "
+        "a slow disk, or a debugging switch (anomaly detection, synchronisation) that was turned on.",
+        check=f"It worked if step_time is back near {duration(was)}.",
+    )
+
+
+def _begins(holds: Flags) -> int:
+    """The first of the values at the end that hold, but for single ones that do not."""
+    broken = np.flatnonzero(~holds[1:] & ~holds[:-1])
+    start = int(broken[-1]) + 2 if len(broken) else 0
+    held = np.flatnonzero(holds[start:])
+    return start + (int(held[0]) if len(held) else 0)
+
+
+def _slower_stage(chart: Chart, since: int) -> str | None:
+    """The stage of a step that has gained most time."""
+    gains = {}
+    for name, series in chart.scalars("time/").items():
+        before, after = series.before(since, _BEFORE), series.since(since)
+        if len(before) and len(after) and name.count("/") == 1:
+            gains[name.removeprefix("time/")] = float(np.median(after) - np.median(before))
+    return max(gains, key=lambda name: gains[name]) if gains else None
+
+
+def _batch_changed(chart: Chart, since: int) -> bool:
+    """Whether batches have become larger since, in examples or in values."""
+    sizes = [chart.scalar("batch/size").since(since)]
+    counts = chart.table("batch", "count").since(since)
+    sizes += [counts[:, place : place + 1] for place in range(counts.shape[1])]
+    for values in sizes:
+        known = values[np.isfinite(values)]
+        if len(known) >= 4 and np.median(known[-8:]) > 1.15 * np.median(known[:8]):
+            return True
+    return False
+
+
+RULES = (waits_for_data, memory_grows, slowed_down)

@@ -1,0 +1,280 @@
+"""The precision: numbers too large or too small for float16, updates that rounding swallows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from holter.diagnosis.chart import Chart, column
+from holter.diagnosis.evidence import rate_of
+from holter.diagnosis.suspicion import Case, Kind, Suspicion
+from holter.series import Flags, Floats, Integers, Series
+from holter.words import number, share
+
+_LARGEST, _SMALLEST = 65504.0, 2.0**-24  # that float16 can hold
+_LATELY = 20  # steps in which skips are counted
+_SKIPS = 4  # of them: a scaler that tries a larger scale skips one, and at first a few
+_SEARCH = 40  # steps in a row, from 2^24 down to nothing and below
+_GRID = 2**11  # steps of the smallest number: above that float16 has its full precision
+_ZEROS = 0.1  # of a gradient
+_LOST = 0.5  # of the values that should have changed
+_FEW_VALUES = 20.0  # of a sample that must have had a gradient
+_SAMPLED = 4096.0
+
+
+# Too large --------------------------------------------------------------------------------------------------------
+
+
+def overflow(case: Case) -> Iterator[Suspicion]:
+    """fp16-overflow: the scaler skips step after step though it has found its scale before, or never finds one.
+
+    Skips at the start, and one now and then where the scale is tried out, are how a scaler works.
+    """
+    chart = case.chart
+    steps, skipped = column(chart.scalar("skipped"))
+    if not len(skipped):
+        yield from _without_scaler(case)
+        return
+    flags: Flags = skipped > 0
+    if not flags[-_LATELY:].any():
+        return
+    since = _skips_since(chart, steps, flags)
+    if since is None:
+        return
+    layer, largest = _near_the_limit(chart, since)
+    lately = flags[steps >= since][-_LATELY:]
+    scale = float(chart.scalar("loss_scale").values[-1, 0]) if len(chart.scalar("loss_scale")) else float("nan")
+    place = f" in {layer} (values up to {number(largest)})" if layer else ""
+    yield Suspicion(
+        "fp16-overflow",
+        "precision",
+        since,
+        0.95 if layer or lately.sum() >= 2 * _SKIPS else 0.75,
+        Kind.FACT,
+        layer=layer,
+        severity="critical",
+        evidence={"skipped": int(lately.sum()), "of": len(lately), "loss_scale": scale, "largest": largest},
+        advice=f"Since step {since:,} {share(float(lately.mean()))} of the steps are skipped and the loss scale is "
+        f"down to {number(scale)}: float16 overflows{place}, beyond {_LARGEST:,.0f}. Use bfloat16, or run that part in "
+        "float32 (torch.autocast(enabled=False)).",
+        check="It worked if no step is skipped for a hundred steps and the loss scale holds.",
+    )
+
+
+def _skips_since(chart: Chart, steps: Integers, flags: Flags) -> int | None:
+    """The first of the skips that go on, or None where they are those of a search."""
+    series = chart.scalar("skipped")
+    taken = np.flatnonzero(~flags)
+    if not len(taken):
+        scale = chart.scalar("loss_scale")
+        is_hopeless = len(flags) >= _SEARCH or (len(scale) > 0 and len(flags) > 8 and scale.values[-1, 0] < 1)
+        return int(steps[0]) if is_hopeless else None
+    is_whole = series.seen == len(series)
+    found = np.flatnonzero(flags & (np.arange(len(flags)) > taken[0]) if is_whole else flags)
+    is_constant = (found >= len(flags) - _SKIPS - 2).sum() >= _SKIPS
+    is_often = (found >= len(flags) - _LATELY).sum() > _SKIPS + 1
+    if not (is_constant or is_often) or not _has_fallen(chart, int(steps[taken[0]]) if is_whole else int(steps[0])):
+        return None
+    breaks = np.flatnonzero(np.diff(found) > _LATELY)
+    return int(steps[found[breaks[-1] + 1 if len(breaks) else 0]])
+
+
+def _has_fallen(chart: Chart, since: int) -> bool:
+    """Whether the scale is far below what it was once the search was over; trying it out moves it by a factor of 2."""
+    scales = chart.scalar("loss_scale").since(since)[:, 0]
+    return not len(scales) or bool(scales[-1] <= scales.max() / 2 ** (_SKIPS - 1))
+
+
+def _near_the_limit(chart: Chart, since: int) -> tuple[str | None, float]:
+    """The first layer that puts out values near what float16 can hold, or beyond, and the largest of them."""
+    near = chart.table("activation", "near_overflow")
+    if not len(near):
+        return None, float("nan")
+    rows = near.steps >= since - 100  # looks are rare
+    if not rows.any():
+        return None, float("nan")
+    with np.errstate(all="ignore"):
+        bad = np.nanmax(near.values[rows], axis=0) > 0
+    tops, broken = chart.table("activation", "abs_max"), chart.table("activation", "nonfinite")
+    bad |= np.nanmax(np.nan_to_num(broken.values[rows]), axis=0) > 0
+    for name in chart.in_depth(name for name, is_bad in zip(near.names, bad.tolist(), strict=True) if is_bad):
+        largest = tops.values[rows][:, tops.names.index(name)]
+        return name, float(np.nanmax(largest)) if np.isfinite(largest).any() else float("inf")
+    return None, float("nan")
+
+
+def _without_scaler(case: Case) -> Iterator[Suspicion]:
+    """A loss that is not finite after a layer came near the limit of float16."""
+    chart = case.chart
+    near, losses = chart.table("activation", "near_overflow"), chart.scalar("loss")
+    if not len(near) or not len(losses) or np.isfinite(losses.values[-1, 0]):
+        return
+    bad = np.flatnonzero(~np.isfinite(losses.values[:, 0]))
+    since = int(losses.steps[bad[0]])
+    layer, largest = _near_the_limit(chart, since)
+    # What broke in float32 is infinite, or near 1e38.
+    if layer is None or not _LARGEST / 2 <= largest <= _LARGEST:
+        return
+    yield Suspicion(
+        "fp16-overflow",
+        "precision",
+        since,
+        0.85,
+        Kind.FACT,
+        layer=layer,
+        severity="critical",
+        evidence={"largest": largest, "limit": _LARGEST},
+        advice=f"{layer} put out {number(largest)} before the loss ceased to be finite at step {since:,}; float16 ends "
+        f"at {_LARGEST:,.0f}. Use bfloat16, or run that layer in float32.",
+        check="It worked if the loss stays finite and near_overflow is 0.",
+    )
+
+
+# Too small --------------------------------------------------------------------------------------------------------
+
+
+def underflow(case: Case) -> Iterator[Suspicion]:
+    """fp16-underflow: gradients with many exact zeros whose largest value is a few times the smallest of float16.
+
+    Multiples of that number are a grid on which no float32 lies by chance. Units that are dead make zeros too, but
+    beside values of the usual size.
+    """
+    chart = case.chart
+    zeros, tops = chart.table("gradient", "zero_share"), chart.table("gradient", "abs_max")
+    if not len(zeros) or not np.nanmax(zeros.values[-1], initial=0.0) >= _ZEROS:
+        return
+    flushed = _flushed(chart, zeros.steps, zeros.values, tops.values)
+    run = _run(np.asarray(flushed.any(axis=1)))
+    if run < 2:
+        return
+    flushed = flushed[-3:]
+    since = int(zeros.steps[len(zeros) - run])
+    flushed[-1] = flushed.any(axis=0)
+    layers = chart.in_depth(name for name, is_bad in zip(zeros.names, flushed[-1].tolist(), strict=True) if is_bad)
+    worst = float(np.nanmax(zeros.values[-1][flushed[-1]]))
+    largest = float(np.nanmax(tops.values[-1][flushed[-1]]))
+    # So that the largest of them is where float16 is at its best, with room for a hundredfold.
+    power = int(np.floor(np.log2(64 / max(largest, _SMALLEST))))
+    yield Suspicion(
+        "fp16-underflow",
+        "precision",
+        since,
+        0.9 if run >= 3 else 0.7,
+        Kind.FACT,
+        layer=layers[0],
+        evidence={"layers": len(layers), "zeros": worst, "largest": largest, "smallest_float16": _SMALLEST},
+        advice=f"Up to {share(worst)} of the gradient is exactly zero in {layers[0]}"
+        f"{f' and {len(layers) - 1} more' if len(layers) > 1 else ''}, and its largest value is {number(largest)}: "
+        f"float16 ends at {number(_SMALLEST)}. Scale the loss, torch.amp.GradScaler(init_scale=2.0**{power}), or use "
+        "bfloat16.",
+        check="It worked if the share of zeros in the gradients falls to that of dead units.",
+    )
+
+
+def _flushed(chart: Chart, steps: Integers, zeros: Floats, tops: Floats) -> Flags:
+    """Which gradients have lost values below the smallest of float16, [steps, layers]."""
+    grid = tops * (_scales(chart, steps) / _SMALLEST)[:, None]
+    with np.errstate(invalid="ignore"):
+        is_on_grid = (grid >= 1) & (grid < _GRID) & (np.abs(grid - np.round(grid)) < 1e-9 * grid)
+        many, nothing = zeros >= _ZEROS, tops == 0
+    # One tensor may be on it by chance, as bfloat16 has numbers with few digits; several near its first steps are not.
+    proof = (is_on_grid.sum(axis=1) >= 2) & (is_on_grid & (grid < 64)).any(axis=1) & (many | nothing).any(axis=1)
+    if not _is_half(chart) and proof[-8:].sum() < 2:
+        return np.zeros(grid.shape, dtype=bool)
+    found = (is_on_grid & many) | (nothing & proof[:, None])
+    return found & (proof[:, None] | _is_half(chart))
+
+
+def _run(holds: Flags) -> int:
+    """How many values at the end hold, but for single ones that do not."""
+    broken = np.flatnonzero(~holds[1:] & ~holds[:-1])
+    start = int(broken[-1]) + 2 if len(broken) else 0
+    held = np.flatnonzero(holds[start:])
+    return len(holds) - start - int(held[0]) if len(held) else 0
+
+
+def _scales(chart: Chart, steps: Integers) -> Floats:
+    """The loss scale at these steps: by so much gradients were divided."""
+    series = chart.scalar("loss_scale")
+    if not len(series):
+        return np.ones(len(steps))
+    places = np.clip(np.searchsorted(series.steps, steps), 0, len(series) - 1)
+    found: Floats = series.values[places, 0]
+    return found
+
+
+def _is_half(chart: Chart) -> bool:
+    layers = chart.info.get("layers", ())
+    return any(isinstance(layer, dict) and layer.get("dtype") == "float16" for layer in layers)
+
+
+# Lost in rounding -------------------------------------------------------------------------------------------------
+
+
+def update_lost(case: Case) -> Iterator[Suspicion]:
+    """bf16-update-lost: weights in half precision most of whose values keep their bits though the step would change
+    them. At the end of a schedule, where the rate is next to nothing, little is lost by it."""
+    chart = case.chart
+    series = chart.table("update", "unchanged")
+    if len(series) < 2:
+        return
+    half = [place for place, name in enumerate(series.names) if chart.dtype(name) in ("bfloat16", "float16")]
+    if not half:
+        return
+    lost = _lost_share(chart, series, half)
+    lately = lost[-2:]
+    bad = np.asarray((lately >= _LOST).all(axis=0))
+    if not bad.any() or not _rate_counts(chart):
+        return
+    run = _run(np.asarray((lost[:, bad] >= _LOST).any(axis=1)))
+    since = int(series.steps[len(series) - run])
+    names = [series.names[half[place]] for place in np.flatnonzero(bad)]
+    if lately[:, bad].min() == 1 and len(names) == 1 and len(half) > 2:
+        return  # one tensor that is never written is another trouble
+    worst = int(np.argmax(np.where(bad, lately[-1], -1)))
+    layer, part = series.names[half[worst]], float(lately[-1, worst])
+    kind = chart.dtype(layer)
+    yield Suspicion(
+        "bf16-update-lost",
+        "precision",
+        since,
+        0.9 if bad.sum() >= 2 else 0.7,
+        Kind.FACT,
+        layer=chart.in_depth(names)[0],
+        evidence={"layers": len(names), "unchanged": part, "worst": layer, "dtype": kind},
+        advice=f"{share(part)} of the weights of {layer} keep their bits at a step ({len(names)} such tensors): "
+        f"updates are smaller than the rounding of {kind} ({'0.4' if kind == 'bfloat16' else '0.05'} % of a weight). "
+        "Keep weights in float32 and use torch.autocast, or an optimizer with float32 master weights or stochastic "
+        "rounding.",
+        check="It worked if `unchanged` is near the share of zeros in the gradient.",
+    )
+
+
+def _lost_share(chart: Chart, series: Series, half: list[int]) -> Floats:
+    """Of the values that have a gradient, the share that keeps its bits, [looks, layers]; NaN where it is not known.
+
+    What has no gradient may stay as it is: rows of an embedding that the batch does not use.
+    """
+    unchanged = series.values[-64:, half]
+    planned = chart.table("update", "planned_ratio").values[-64:, half]
+    gradients = chart.table("gradient", "zero_share")
+    places = {name: place for place, name in enumerate(gradients.names)}
+    zeros = np.full(len(half), np.nan)
+    for at, place in enumerate(half):
+        column_ = gradients.values[-16:, places[series.names[place]]] if series.names[place] in places else zeros[:0]
+        zeros[at] = np.median(column_[np.isfinite(column_)]) if np.isfinite(column_).any() else np.nan
+    sizes = [min(float(np.prod(chart.shape(series.names[place]))), _SAMPLED) for place in half]
+    with np.errstate(all="ignore"):
+        lost: Floats = (unchanged - zeros) / (1 - zeros)
+        lost[:, (1 - zeros) * np.array(sizes) < _FEW_VALUES] = np.nan
+        lost[~(planned > 0)] = np.nan
+    return lost
+
+
+def _rate_counts(chart: Chart) -> bool:
+    _, rates = rate_of(chart)
+    return not len(rates) or bool(rates[-1] > 0.2 * rates.max())
+
+
+RULES = (overflow, underflow, update_lost)

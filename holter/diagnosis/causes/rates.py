@@ -1,0 +1,189 @@
+"""The learning rate: too high, too low, a jump, a schedule that runs away, no warm-up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from holter.diagnosis.chart import column
+from holter.diagnosis.evidence import clipping, harm, is_adaptive, matrices, middle, rate_of
+from holter.diagnosis.suspicion import Case, Kind, Suspicion
+from holter.words import number
+
+_SMOOTH = 1.35  # between two steps, of a rate that follows its schedule
+_OPENING = 60  # steps in which a rate that is wrong from the start shows
+
+
+def jump(case: Case) -> Iterator[Suspicion]:
+    """lr-jump: a rate that rose at once, above all before it, and harm right after."""
+    steps, rates = rate_of(case.chart)
+    if len(rates) < 6 or not (rates > 0).all() or rates.max() == rates.min():
+        return
+    ratios = rates[1:] / rates[:-1]
+    for place in np.flatnonzero(ratios >= 2.0)[-3:] + 1:
+        calm = ratios[max(0, place - 5) : place - 1]
+        if len(calm) < 3 or (calm > _SMOOTH).any():
+            continue  # a warm-up grows by large factors in its first steps
+        since, factor = int(steps[place]), float(ratios[place - 1])
+        above = float(rates[place] / rates[:place].max())
+        hurt = harm(case, since)
+        if hurt is None and not (above >= 8 and case.step - since >= 4):
+            continue
+        score = 0.95 if hurt is not None and above >= 1.5 else 0.7 if above >= 1.5 else 0.55
+        yield Suspicion(
+            "lr-jump",
+            "lr",
+            since,
+            score,
+            Kind.FACT,
+            severity="critical" if hurt is not None else "warning",
+            evidence={"rate_before": float(rates[place - 1]), "rate": float(rates[place]), "factor": factor},
+            advice=f"The rate rose {factor:.3g}-fold at step {since}, from {number(float(rates[place - 1]))} to "
+            f"{number(float(rates[place]))}: look at what the schedule does there, and go back to "
+            f"{number(float(rates[place - 1]))} from a checkpoint before step {since}.",
+            check="It worked if loss and update ratio stay in their band past that step.",
+        )
+
+
+def too_high(case: Case) -> Iterator[Suspicion]:
+    """lr-too-high: updates of the size of the weights from the first steps, and a loss that does not come down."""
+    chart = case.chart
+    ratios = chart.table("update", "ratio")
+    chosen = matrices(chart, ratios)
+    steps, sizes = ratios.opening_steps, ratios.opening[:, chosen] if chosen else ratios.opening
+    early = steps <= chart.first_step + _OPENING
+    if not early.any() or chart.resumed:
+        return
+    with np.errstate(all="ignore"):
+        largest = float(np.nanmax(np.nanmedian(sizes[early], axis=1))) if np.isfinite(sizes[early]).any() else np.nan
+    bad = _does_not_come_down(case)
+    if not largest > 0.1 or bad is None:
+        return
+    rates = chart.scalar("learning_rate").opening[:, 0]
+    rate = float(np.nanmax(rates)) if len(rates) else float("nan")
+    better = rate * min(0.1, 0.01 / largest)
+    yield Suspicion(
+        "lr-too-high",
+        "lr",
+        chart.first_step,
+        min(0.95, 0.6 + 0.15 * np.log10(largest / 0.1) + 0.2 * (bad > 3)),
+        severity="critical",
+        evidence={"update_ratio": largest, "rate": rate, "loss_over_start": bad},
+        advice=f"One step changes a weight by {100 * largest:.0f} % of its size, and the loss does not come down: "
+        f"lower the rate from {number(rate)} to about {number(better)}.",
+        check="It worked if update ratios are near 0.01 or below and the loss falls within the first 50 steps.",
+    )
+
+
+def _does_not_come_down(case: Case) -> float | None:
+    """How many times its start the loss reached in the opening and did not come back from; None if it did."""
+    series = case.chart.scalar("loss")
+    losses = series.opening[series.opening_steps <= case.chart.first_step + _OPENING, 0]
+    if len(losses) < 4:
+        return None
+    if not np.isfinite(losses).all():
+        return float("inf")
+    start, late = float(losses[0]), float(np.median(losses[-max(3, len(losses) // 4) :]))
+    if start <= 0 or len(losses) < 10 or case.step - case.chart.first_step < 15:
+        return None
+    return late / start if late > 1.02 * start else None
+
+
+def too_low(case: Case) -> Iterator[Suspicion]:
+    """lr-too-low: no layer moves, from the start, though gradients are there and the rate does not grow."""
+    chart = case.chart
+    steps, sizes = middle(chart.table("update", "ratio"), matrices(chart, chart.table("update", "ratio")))
+    if len(sizes) < 3 or steps[-1] - steps[0] < 20 or not np.nanmax(sizes) < 2e-5 or not sizes[-1] > 0:
+        return
+    _, rates = rate_of(chart)
+    if len(rates) > 10 and rates[-1] > 1.05 * rates[-11]:
+        return  # it is being warmed up
+    if len(rates) and rates[-1] < 0.5 * rates.max():
+        return  # it has come down from where it worked
+    _, times_limit = clipping(chart)
+    if len(times_limit) and np.median(times_limit) > 50:
+        return  # the clip makes it small
+    _, losses = column(chart.scalar("loss"))
+    if len(losses) >= 10 and np.isfinite(losses).all():
+        first, last = np.median(losses[: len(losses) // 4 + 1]), np.median(losses[-(len(losses) // 4 + 1) :])
+        if last < 0.9 * first:
+            return
+    ratio = float(np.median(sizes))
+    rate = float(rates[-1]) if len(rates) else float("nan")
+    yield Suspicion(
+        "lr-too-low",
+        "lr",
+        chart.first_step,
+        0.8 if ratio < 1e-5 else 0.6,
+        evidence={"update_ratio": ratio, "rate": rate},
+        advice=f"A step changes weights by {ratio:.1g} of their size: raise the rate from {number(rate)} to about "
+        f"{number(rate * min(1e4, 1e-3 / ratio))}.",
+        check="It worked if update ratios are between 0.0001 and 0.01 and the loss falls.",
+    )
+
+
+def runs_away(case: Case) -> Iterator[Suspicion]:
+    """scheduler-stepped-too-often: the rate is at its floor long before the plan ends."""
+    chart = case.chart
+    steps, rates = rate_of(chart)
+    peak = (
+        max(float(rates.max()), float(np.nanmax(chart.scalar("learning_rate").opening, initial=0.0)))
+        if len(rates)
+        else 0
+    )
+    if not peak > 0:
+        return
+    at_floor = rates <= (0.02 if chart.total_steps else 1e-6) * peak
+    if not at_floor[-5:].all() or len(at_floor) < 5:
+        return
+    place = len(at_floor) - int(np.argmin(at_floor[::-1])) if not at_floor.all() else 0
+    since = int(steps[place])
+    planned = chart.total_steps
+    if planned is not None and since > 0.6 * planned:
+        return
+    times = round(planned / max(since, 1)) if planned else None
+    yield Suspicion(
+        "scheduler-stepped-too-often",
+        "lr",
+        since,
+        0.9 if planned else 0.6,
+        Kind.FACT if planned else Kind.PATTERN,
+        evidence={"peak": peak, "rate": float(rates[-1]), "planned_steps": planned},
+        advice=f"The rate has fallen from {number(peak)} to {number(float(rates[-1]))} by step {since}"
+        + (f" of {planned}: the scheduler steps about {times} times too often." if times else ".")
+        + " Call scheduler.step() once an optimizer step, or once an epoch if its plan counts epochs.",
+        check="It worked if the rate reaches its floor at the end of the plan.",
+    )
+
+
+def no_warmup(case: Case) -> Iterator[Suspicion]:
+    """warmup-missing: a spike while the second moment is young, from which the training recovers at the same rate."""
+    chart = case.chart
+    series, rate = chart.scalar("loss"), chart.scalar("learning_rate")
+    losses = series.opening[:, 0]
+    if not is_adaptive(chart) or chart.resumed or len(losses) < 25 or not np.isfinite(losses).all():
+        return
+    rates = rate.opening[:, 0]
+    if len(rates) < 10 or rates[0] < 0.5 * np.nanmax(rates) or losses[0] <= 0:
+        return
+    peak_place = int(np.argmax(losses[1:22])) + 1
+    peak, lowest = float(losses[peak_place]), float(losses[: peak_place + 1].min())
+    recovered = float(np.median(losses[-5:])) < min(losses[0], 0.9 * peak)
+    if not recovered or peak < 1.25 * max(lowest, 0.2 * float(losses[0])) or peak < 1.05 * float(losses[0]):
+        return
+    parameters = chart.info.get("parameters")
+    length = 500 if not isinstance(parameters, int) or parameters < 1e8 else 2000 if parameters < 1e9 else 10_000
+    yield Suspicion(
+        "warmup-missing",
+        "lr",
+        chart.first_step,
+        0.75 if peak > 1.5 * float(losses[0]) else 0.6,
+        evidence={"peak_loss": peak, "first_loss": float(losses[0]), "rate": float(rates[0])},
+        advice=f"The loss rose to {number(peak)} in the first steps and came back at the same rate: warm the rate up "
+        f"over about {length} steps (holter.get_linear_schedule_with_warmup).",
+        check="It worked if the loss falls from the first step on.",
+    )
+
+
+RULES = (jump, too_high, too_low, runs_away, no_warmup)

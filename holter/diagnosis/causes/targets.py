@@ -1,0 +1,261 @@
+"""The targets: labels that do not belong to their inputs, classes that come one after the other, overfitting."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from holter.diagnosis.causes.batches import (
+    classes,
+    first_losses,
+    guess_loss,
+    label_entropies,
+    target_power,
+    targets_of,
+)
+from holter.diagnosis.chart import Chart, column
+from holter.diagnosis.evidence import data_is_usual, matrices, middle, rate_is_flat
+from holter.diagnosis.suspicion import Case, Kind, Suspicion
+from holter.record import is_validation
+from holter.series import Floats, Integers, Series
+from holter.words import number, share
+
+_NEAR = 0.85  # of the loss of a guess
+_LEARNT = 0.75  # of it, before: the model knew more than a guess
+_SETTLED = 20  # steps after which a loss that could fall again would have begun to
+_WINDOW = 160  # steps in which a change of the loss is looked for
+_NEVER = 200  # steps after which a loss that never left the guess is told
+_BATCHES = 16  # that show whether they are alike
+_APART = 0.35  # of the variance of targets, between batches
+_FEW_CLASSES = 0.35  # of those that there are: a stage of a curriculum has more
+_RISE = 0.1  # of a validation loss
+
+
+# Labels that tell nothing -----------------------------------------------------------------------------------------
+
+
+def meaningless(case: Case) -> Iterator[Suspicion]:
+    """labels-corrupt: a loss that was well below that of a guess, and at one step is thrown back to it for good."""
+    chart = case.chart
+    series = chart.scalar("loss")
+    if len(series) < 2 * _SETTLED:
+        return
+    losses = series.values[-8:, 0]
+    guess = _guess(chart)
+    if not np.median(losses) > _NEAR * guess or not np.isfinite(losses).all():
+        return
+    steps, values = series.steps[-_WINDOW:], series.values[-_WINDOW:, 0]
+    if np.isfinite(values).all():
+        yield from _thrown_back(case, steps, values, guess)
+    yield from _never_learnt(case, guess)
+
+
+def _guess(chart: Chart) -> float:
+    """What a guess loses; of numbers their mean square, and where targets are not logged the first losses."""
+    found = guess_loss(chart)
+    if np.isnan(found):
+        found = target_power(chart)
+    opening = first_losses(chart, 5)
+    first = float(np.median(opening)) if len(opening) else float("nan")
+    # The loss need not be a cross-entropy, nor a mean: the first losses say what it is.
+    return found if 0.5 * first < found < 1.5 * first else first
+
+
+def _thrown_back(case: Case, steps: Integers, losses: Floats, guess: float) -> Iterator[Suspicion]:
+    place = _change(losses)
+    since, after = int(steps[place]), losses[place:]
+    before = float(np.median(losses[max(0, place - 12) : place]))
+    if len(after) < _SETTLED or not before < _LEARNT * guess:
+        return
+    if not after[0] > before + 0.4 * (guess - before) or not _blocks(after).min() > _NEAR * guess:
+        return
+    late, earlier = float(np.median(after[-8:])), float(np.median(after[-16:-8]))
+    is_falling = late < 0.95 * earlier
+    if (
+        not late < 1.6 * guess
+        or (is_falling and len(after) < 3 * _SETTLED)
+        or not rate_is_flat(case.chart, since - 3, since + 1)
+    ):
+        return
+    if not data_is_usual(case, since) or _entropy_changed(case.chart, since):
+        return
+    yield Suspicion(
+        "labels-corrupt",
+        "data",
+        since,
+        0.75 if len(after) < 2 * _SETTLED else 0.9,
+        Kind.PATTERN,
+        severity="critical",
+        evidence={"loss_before": before, "loss": late, "of_a_guess": guess},
+        advice=f"At step {since:,} the loss went from {number(before)} to {number(float(after[0]))} at once and stays "
+        f"near {number(guess)}, which a guess would lose, while inputs and rate are as before: the labels no longer "
+        "belong to their inputs. Look for a shuffle or a join that moves one without the other.",
+        check="It worked if the loss falls below that of a guess again.",
+    )
+
+
+def _change(losses: Floats) -> int:
+    """Where the mean of all that follows is farthest above the mean of all before, in units of chance."""
+    count = np.arange(4, len(losses) - 4)
+    sums = np.cumsum(losses)
+    before, after = sums[count - 1] / count, (sums[-1] - sums[count - 1]) / (len(losses) - count)
+    gain = (after - before) * np.sqrt(count * (len(losses) - count))
+    return int(count[np.argmax(gain)])
+
+
+def _blocks(values: Floats, size: int = 6) -> Floats:
+    """The medians of one stretch after the other."""
+    whole = len(values) // size * size
+    found: Floats = np.median(values[len(values) - whole :].reshape(-1, size), axis=1)
+    return found
+
+
+def _entropy_changed(chart: Chart, since: int) -> bool:
+    """Other classes than before: another stage of a curriculum."""
+    series, place = label_entropies(chart)
+    if place < 0:
+        return False
+    before, after = series.before(since, 24)[:, place], series.since(since)[:24, place]
+    before, after = before[np.isfinite(before)], after[np.isfinite(after)]
+    return len(before) > 3 and len(after) > 3 and bool(abs(np.median(after) - np.median(before)) > 0.15)
+
+
+def _never_learnt(case: Case, guess: float) -> Iterator[Suspicion]:
+    """Labels that were random from the start: steps of a fair size, each in another direction, and no progress."""
+    chart = case.chart
+    _, losses = column(chart.scalar("loss"))
+    if chart.scalar("loss").seen < _NEVER or np.isnan(np.fmax(guess_loss(chart), target_power(chart))):
+        return
+    late = float(np.median(losses[-32:]))
+    if not abs(late / guess - 1) < 0.04 or not np.min(_blocks(losses)) > 0.93 * guess:
+        return
+    _, cosines = middle(chart.table("update", "cosine"), matrices(chart, chart.table("update", "cosine")))
+    _, ratios = middle(chart.table("update", "ratio"), matrices(chart, chart.table("update", "ratio")))
+    if len(cosines) < 8 or not abs(np.median(cosines[-8:])) < 0.1 or not 3e-4 < np.median(ratios[-8:]) < 0.1:
+        return
+    yield Suspicion(
+        "labels-corrupt",
+        "data",
+        chart.first_step,
+        0.55,
+        evidence={"loss": late, "of_a_guess": guess, "cosine": float(np.median(cosines[-8:]))},
+        advice=f"After {chart.scalar('loss').seen:,} steps of a fair size the loss is {number(late)}, what a guess "
+        "loses, and successive gradients do not agree at all: the labels may not belong to their inputs. Look at a "
+        "few examples with their labels, and at whether 20 of them can be learnt by heart.",
+        check="It worked if the loss falls below that of a guess.",
+    )
+
+
+# Classes one after the other --------------------------------------------------------------------------------------
+
+
+def not_shuffled(case: Case) -> Iterator[Suspicion]:
+    """data-not-shuffled: within a batch targets are alike, from batch to batch they differ, and neighbours less so."""
+    means = case.chart.table("batch", "mean")
+    chosen = targets_of(means)
+    if len(means) < _BATCHES or not chosen:
+        return
+    entropy, labels = label_entropies(case.chart)
+    place = labels if labels >= 0 else chosen[0]
+    between = _between(case.chart, place)
+    since = case.chart.first_step if labels < 0 else _alike_since(case.chart, entropy, labels)
+    if between is None or since is None:
+        return
+    inside = float(np.exp(np.nanmedian(entropy.since(since)[:, labels]))) if labels >= 0 else None
+    words = f"have {inside:.1f} classes in a batch" if inside is not None else "are alike within a batch"
+    yield Suspicion(
+        "data-not-shuffled",
+        "data",
+        since,
+        0.9 if inside is not None else 0.65,
+        Kind.FACT,
+        evidence={"classes_in_a_batch": inside, "between_batches": between},
+        advice=f"Since step {since:,} the targets {words} and move on from one batch to the next ({share(between)} of "
+        "their variance lies between batches): DataLoader(..., shuffle=True), or shuffle the buffer of a stream.",
+        check="It worked if the label entropy of a batch is that of the data set.",
+    )
+
+
+def _between(chart: Chart, place: int) -> float | None:
+    """The share of the targets' variance that lies between batches, where that is more than chance and neighbours are
+    alike; of n examples drawn at random it is 1 / n."""
+    means = chart.table("batch", "mean").values[-4 * _BATCHES :, place]
+    inside = chart.table("batch", "std").values[-4 * _BATCHES :, place] ** 2
+    sizes = chart.table("batch", "size").values[-4 * _BATCHES :, place]
+    known = np.isfinite(means) & np.isfinite(inside) & (sizes > 1)
+    if known.sum() < _BATCHES:
+        return None
+    means, size = means[known], float(np.median(sizes[known]))
+    centred = means - means.mean()
+    total = float(centred @ centred)
+    if not total > 0 or centred[1:] @ centred[:-1] < 0.4 * total:
+        return None
+    share_between = total / (total + float(inside[known].sum()))
+    return share_between if share_between > _APART + 1 / size else None
+
+
+def _alike_since(chart: Chart, series: Series, place: int) -> int | None:
+    """The step since which batches have few of the classes that there are; None where they have many."""
+    low, high = (chart.table("batch", name) for name in ("min", "max"))
+    ends = [float(np.nanmax(part[:, place], initial=0.0)) for part in (high.opening, high.values)]
+    starts = [float(np.nanmin(part[:, place], initial=np.inf)) for part in (low.opening, low.values)]
+    size = float(np.nanmedian(chart.table("batch", "size").values[:, place]))
+    # A batch cannot have more classes than examples.
+    there_are = min(max(max(ends) - min(starts) + 1, float(classes(chart))), size)
+    numbers = np.exp(series.values[:, place])
+    mixed = numbers > max(1.5, 0.5 * there_are)
+    # At the border between two classes one batch has both, of two classes as many as there are.
+    both = np.flatnonzero(mixed[1:] & mixed[:-1])
+    start = int(both[-1]) + 2 if len(both) else 0
+    alike = numbers[start:]
+    if len(alike) < _BATCHES // 2 or not np.nanmedian(alike) <= max(1.2, _FEW_CLASSES * there_are):
+        return None
+    return int(series.steps[start])
+
+
+# Learnt by heart --------------------------------------------------------------------------------------------------
+
+
+def overfitting(case: Case) -> Iterator[Suspicion]:
+    """overfitting: the validation loss has risen from its lowest by a tenth while the training loss went on falling."""
+    for name, series in case.chart.scalars("").items():
+        if len(series) >= 4 and "loss" in name.lower() and is_validation(name):
+            yield from _diverged(case, name, series)
+
+
+def _diverged(case: Case, name: str, series: Series) -> Iterator[Suspicion]:
+    steps, values = column(series)
+    steps, values = steps[np.isfinite(values)], values[np.isfinite(values)]
+    training = case.chart.scalar("loss")
+    if len(values) < 4 or len(training) < 20:
+        return
+    # Of three neighbours the middle one: a single lucky value is no minimum.
+    smooth = np.median(np.stack([values[:-2], values[1:-1], values[2:]]), axis=0)
+    place = int(np.argmin(smooth)) + 1
+    lowest, late = float(smooth[place - 1]), values[place + 1 :]
+    if len(late) < 2 or not lowest > 0 or case.step - int(steps[-1]) > 3 * int(np.max(np.diff(steps))):
+        return
+    noise = 1.4826 * float(np.median(np.abs(np.diff(values[: place + 2])))) if place >= 3 else 0.0
+    rise = float(np.median(late[-3:])) - lowest
+    if not rise > max(_RISE * lowest, 1.0 * noise) or not (late[-2:] > lowest + 0.5 * rise).all():
+        return
+    at, least = int(steps[place]), min(32, len(training) // 4)
+    around = training.before(at + 1, least)
+    then, now = float(np.median(around)) if len(around) else np.nan, float(np.median(training.values[-least:]))
+    if not now < 0.97 * then:
+        return
+    yield Suspicion(
+        "overfitting",
+        "data",
+        at,
+        0.9 if rise > 2 * _RISE * lowest else 0.75,
+        evidence={"lowest": lowest, "now": lowest + rise, "training_then": then, "training_now": now},
+        advice=f"{name} was lowest at step {at:,} ({number(lowest)}) and has risen by {share(rise / lowest)} since, "
+        f"while the training loss fell from {number(then)} to {number(now)}: stop there and keep that checkpoint, or "
+        "add data, augmentation, dropout or weight decay.",
+        check=f"It worked if {name} stays within a tenth of its lowest.",
+    )
+
+
+RULES = (meaningless, not_shuffled, overfitting)

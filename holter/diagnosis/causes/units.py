@@ -1,0 +1,287 @@
+"""End states of units: dead, at the bounds of their activation, or all saying the same. Anything may have led there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from holter.diagnosis.anatomy import began, is_upstream, output_matrix, owner
+from holter.diagnosis.chart import Chart, last_of
+from holter.diagnosis.suspicion import Case, Kind, Suspicion
+from holter.series import Flags, Floats, Series, logs
+from holter.words import number, share
+
+# A small batch leaves many a healthy unit at zero: one look must show more than looks that agree on the units.
+_DEAD_AT_ONCE, _DEAD_LASTING, _ALL = 0.75, 0.5, 0.95
+_STEPS = 8  # for which the gradient of a bias must have been zero for so many units
+_SATURATED, _MOSTLY = 0.8, 0.5
+# Powers of ten by which rank and spread must have fallen together, and each of them; and how low they must be by now.
+_FELL, _BOTH, _RANK, _SPREAD = 0.5, 0.15, 3.0, 0.35
+_MASSIVE = 30.0  # times the rms: one such value makes a rank of one, and is healthy
+
+
+# Dead -----------------------------------------------------------------------------------------------------------
+
+
+def dead_units(case: Case) -> Iterator[Suspicion]:
+    """dead-relu: units that are zero for the whole batch; seen at a look, or in the gradient of their bias."""
+    looked = _dead_at_look(case)
+    if looked is not None:
+        yield looked
+        return
+    felt = _dead_by_gradient(case)
+    if felt is not None:
+        yield felt
+
+
+def _dead_at_look(case: Case) -> Suspicion | None:
+    chart = case.chart
+    dead = chart.table("activation", "dead")
+    now = last_of(dead)
+    candidates = np.flatnonzero(now >= _DEAD_LASTING)
+    if not len(candidates):
+        return None
+    lasting, zeros = last_of(chart.table("activation", "dead_lasting")), last_of(chart.table("activation", "zero_share"))
+    if len(lasting) != len(now) or len(zeros) != len(now):
+        return None
+    on_purpose = _zero_on_purpose(chart, dead, int(dead.steps[-1]))
+    for place in candidates.tolist():  # in the order in which they finished
+        is_most = now[place] >= _DEAD_AT_ONCE or lasting[place] >= _DEAD_LASTING
+        # Where the other units are never zero the batch is a single example, for which any unit is zero or not.
+        is_known = now[place] >= _ALL or zeros[place] - now[place] > 1e-6
+        if is_most and is_known and dead.names[place] not in on_purpose:
+            since = _since(case, dead, place, dead.values[:, place] >= _DEAD_LASTING)
+            layer = _layer_before(chart, dead.names, place)
+            return _dead(layer, dead.names[place], float(now[place]), since)
+    return None
+
+
+def _zero_on_purpose(chart: Chart, dead: Series, step: int) -> set[str]:
+    """Modules that are zero because their weights are (LoRA's B, the last gain of a residual branch), and what only
+    passes that on."""
+    norms = chart.table("weight", "norm")
+    zero_weights: set[str] = set()
+    alive: set[str] = set()
+    if len(norms):
+        row = norms.values[max(int(np.searchsorted(norms.steps, step, side="right")) - 1, 0)]
+        for name, norm in zip(norms.names, row.tolist(), strict=True):
+            if not name.endswith("bias"):
+                (zero_weights if norm == 0 else alive).add(owner(name))
+    zero: set[str] = set()
+    before = ""
+    for place, module in enumerate(dead.names):
+        has_weights = module in zero_weights or module in alive
+        passes_on = not has_weights and before in zero and dead.values[-1, place] == 1
+        if passes_on or (module in zero_weights and module not in alive):
+            zero.add(module)
+        before = module
+    return zero
+
+
+def _dead_by_gradient(case: Case) -> Suspicion | None:
+    """A unit that is zero for the whole batch gives its bias no gradient; seen at every step."""
+    chart = case.chart
+    zeros = chart.table("gradient", "zero_share")
+    if len(zeros) < _STEPS:
+        return None
+    recent = zeros.values[-_STEPS:]
+    flagged = np.flatnonzero((recent >= _DEAD_LASTING).all(axis=0))
+    if not len(flagged):
+        return None
+    places = [p for p in flagged.tolist() if _is_of_units(chart, zeros.names[p])]
+    full = [p for p in places if (recent[:, p] == 1).all()]
+    if full:  # nothing gets through: all that comes before the dead ones has no gradient either
+        return _fully_dead(case, zeros, full)
+    limit = 0.9 if 0 < _batch_size(chart) < 8 else _DEAD_AT_ONCE
+    for place in sorted(places, key=lambda p: chart.depth.get(zeros.names[p], len(chart.depth))):
+        column = zeros.values[:, place]
+        since = began(zeros.steps, column >= _DEAD_LASTING)
+        was = zeros.before(since or 0, most=32)[:, place]
+        rose = len(was) < 4 or float(np.nanmedian(was)) < 0.5 * float(np.median(recent[:, place]))
+        if since is not None and rose and np.median(recent[:, place]) >= limit and np.std(recent[:, place]) < 0.1:
+            return _dead(owner(zeros.names[place]), zeros.names[place], float(np.median(recent[:, place])), since)
+    return None
+
+
+def _is_of_units(chart: Chart, name: str) -> bool:
+    shape = chart.shape(name)
+    return len(shape) == 1 and shape[0] >= 4 and chart.part(name) not in ("embedding", "output")
+
+
+def _batch_size(chart: Chart) -> float:
+    sizes = chart.scalar("batch/size")
+    return float(sizes.values[-1, 0]) if len(sizes) else 0.0
+
+
+def _fully_dead(case: Case, zeros: Series, places: list[int]) -> Suspicion | None:
+    """Every value of the gradient is zero up to some layer, and from the next on it is not: that one's units are dead.
+
+    Of a mixture of experts an idle one has no gradient either, but what comes before it has.
+    """
+    chart = case.chart
+    norms = last_of(chart.table("gradient", "norm"))
+    if not chart.depth or len(norms) != len(zeros.names):
+        return None
+    learning = [name for name, norm in zip(zeros.names, norms.tolist(), strict=True) if norm > 0]
+    names = [zeros.names[p] for p in places]
+    first_alive = min((chart.depth.get(name, len(chart.depth)) for name in learning), default=0)
+    if not learning or not is_upstream(chart, names, learning):
+        return None
+    silent = [n for n, z in zip(zeros.names, zeros.values[-1].tolist(), strict=True) if z == 1]
+    if any(chart.depth.get(name, -1) > first_alive for name in silent) or _looks_alive(case, names):
+        return None
+    last = max(names, key=lambda name: chart.depth.get(name, -1))
+    since = began(zeros.steps, zeros.values[:, zeros.names.index(last)] == 1)
+    return None if since is None else _dead(owner(last), last, 1.0, since)
+
+
+def _looks_alive(case: Case, names: Sequence[str]) -> bool:
+    """Whether a look since then showed no dead unit: then something else keeps the gradient away."""
+    dead, zeros = case.chart.table("activation", "dead"), case.chart.table("gradient", "zero_share")
+    since = began(zeros.steps, zeros.values[:, zeros.names.index(names[-1])] == 1)
+    is_new = len(dead) > 0 and since is not None and dead.steps[-1] >= since
+    return bool(is_new and np.nanmax(dead.values[-1]) < _DEAD_LASTING)
+
+
+def _dead(layer: str, seen_at: str, part: float, since: int) -> Suspicion:
+    return Suspicion(
+        "dead-relu",
+        "layer",
+        since,
+        0.85 if part >= 0.9 else 0.65,
+        Kind.STATE,
+        layer,
+        "critical" if part >= 0.9 else "warning",
+        {"dead": part, "seen_at": seen_at},
+        f"{share(part)} of the units of {layer} are zero for every example, so nothing can change them: call "
+        f"holter.replace_activations(model, new=lambda: nn.LeakyReLU(0.1)), start {layer}'s bias at 0, and lower the "
+        f"rate if they died during training.",
+        "It worked if fewer than 10 % of its units are dead after 100 steps.",
+    )
+
+
+def _layer_before(chart: Chart, modules: Sequence[str], place: int) -> str:
+    """The layer with weights whose units these are: the last one to finish before, or the module itself."""
+    with_weights = {owner(name) for name in chart.parameters}
+    for module in reversed(modules[: place + 1]):
+        if module in with_weights:
+            return module
+    return modules[place]
+
+
+def _since(case: Case, looks: Series, place: int, holds: Flags) -> int:
+    """When it began: between the last look at which it did not hold and the first at which it did, at the first
+    departure of a gradient or the loss; without one, at the look, so that no cause seems to have come later."""
+    found = began(looks.steps, holds)
+    first = case.step if found is None else found
+    earlier = looks.steps[looks.steps < first]
+    if not len(earlier):
+        return first if first - case.chart.first_step > 2 else case.chart.first_step
+    before = int(earlier[-1])
+    left = [e.since for name in ("gradient/norm", "loss") for e in case.events.of(name, since=before + 1)]
+    left = [step for step in left if step <= first]
+    return min(left) if left else first
+
+
+# Saturated ------------------------------------------------------------------------------------------------------
+
+
+def saturated(case: Case) -> Iterator[Suspicion]:
+    """saturated-activation: most values are at the bounds, where the slope is zero. The model's output may be there."""
+    chart = case.chart
+    shares = chart.table("activation", "saturated")
+    now = last_of(shares)
+    candidates = np.flatnonzero(now >= _MOSTLY)
+    if not len(candidates):
+        return
+    sizes = last_of(chart.table("activation", "rms"))
+    for place in candidates.tolist():
+        # Below the higher limit only values near both bounds count: a gate that is mostly shut is near zero.
+        is_most = now[place] >= _SATURATED or (len(sizes) == len(now) and sizes[place] >= 0.7)
+        if not is_most or place == len(now) - 1:
+            continue
+        name = shares.names[place]
+        layer = _layer_before(chart, shares.names, place)
+        yield Suspicion(
+            "saturated-activation",
+            "layer",
+            _since(case, shares, place, shares.values[:, place] >= _MOSTLY),
+            0.85 if now[place] >= _SATURATED else 0.65,
+            Kind.STATE,
+            name,
+            "warning",
+            {"saturated": float(now[place]), "layer_before": layer},
+            f"{share(float(now[place]))} of the values of {name} are at its bounds, where it passes on no gradient: put "
+            f"a LayerNorm before it, scale {layer} down (holter.init_weights starts it right), or call "
+            f"holter.replace_activations(model, (nn.Tanh, nn.Sigmoid)).",
+            "It worked if fewer than 20 % of its values are at the bounds.",
+        )
+        return
+
+
+# Collapsed ------------------------------------------------------------------------------------------------------
+
+
+def collapsed(case: Case) -> Iterator[Suspicion]:
+    """representation-collapse: what told examples apart has gone, from one look to the next, and stays away.
+
+    Most layers lose rank in their first steps, which is healthy: the first look is no past. A layer's own rank and the
+    share that varies between examples must both have fallen since.
+    """
+    chart = case.chart
+    ranks, spreads = chart.table("activation", "rank"), chart.table("activation", "spread")
+    if len(ranks) < 4 or spreads.names != ranks.names or case.step - ranks.steps[-1] > 20:
+        return
+    if ranks.steps[-1] - ranks.steps[-2] < 10 and len(ranks) < 8:
+        return
+    with np.errstate(all="ignore"):
+        now = [logs(np.nanmax(series.values[-2:], axis=0)) for series in (ranks, spreads)]
+        past = [logs(np.nanmedian(_settled(series), axis=0)) for series in (ranks, spreads)]
+        fell = [before - after for before, after in zip(past, now, strict=True)]
+        both = np.where(np.minimum(*fell) >= _BOTH, fell[0] + fell[1], 0.0)
+    both[(now[0] > np.log10(_RANK)) | (now[1] > np.log10(_SPREAD)) | ~np.isfinite(both)] = 0
+    place = int(both.argmax())
+    output = output_matrix(chart)
+    if both[place] < _FELL or (output is not None and ranks.names[place] == owner(output)):
+        return
+    if _is_dead_or_massive(chart, place, len(both)):
+        return
+    half_way = (past[0][place] + now[0][place]) / 2
+    since = _since(case, ranks, place, logs(ranks.values[:, place]) <= half_way)
+    numbers = [float(10 ** values[place]) for values in (now[0], past[0], now[1], past[1])]
+    yield _collapse(ranks.names[place], since, *numbers)
+
+
+def _settled(series: Series) -> Floats:
+    """The looks after the first few steps and before the last two."""
+    late = series.steps[1:-2] - series.opening_steps[0] >= min(20, int(series.steps[-3] - series.opening_steps[0]))
+    chosen: Floats = series.values[1:-2][late][-16:]
+    return chosen
+
+
+def _is_dead_or_massive(chart: Chart, place: int, count: int) -> bool:
+    dead, largest, size = (last_of(chart.table("activation", name)) for name in ("dead", "abs_max", "rms"))
+    if not len(dead) == len(largest) == len(size) == count:
+        return False
+    return bool(dead[place] >= _ALL or largest[place] > _MASSIVE * size[place])
+
+
+def _collapse(name: str, since: int, rank: float, was_rank: float, spread: float, was_spread: float) -> Suspicion:
+    return Suspicion(
+        "representation-collapse",
+        "layer",
+        since,
+        0.8,
+        Kind.STATE,
+        name,
+        "critical",
+        {"rank": rank, "rank_before": was_rank, "spread": spread, "spread_before": was_spread},
+        f"What {name} puts out has an effective rank of {number(rank)}, {number(was_rank)} before, and "
+        f"{share(spread)} of it differs between examples: put a LayerNorm or BatchNorm before it and lower the rate; "
+        f"with a loss of similarity alone, add a term that keeps examples apart or a stop-gradient.",
+        "It worked if the effective rank climbs back within a few hundred steps.",
+    )
+
+
+RULES = (dead_units, saturated, collapsed)

@@ -1,0 +1,328 @@
+"""Layers that do not learn because of how they are wired: frozen, cut off, held by no optimizer, never written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from holter.diagnosis.anatomy import (
+    did_run,
+    elements,
+    first_in_depth,
+    holder,
+    is_upstream,
+    kind_of,
+    last_in_depth,
+    owner,
+)
+from holter.diagnosis.chart import Chart
+from holter.diagnosis.suspicion import Case, Kind, Suspicion
+from holter.series import Flags, Floats, Series
+
+_GONE = 3  # measurements in a row without a gradient
+_USUAL, _REGULAR = 32, 0.95  # so many before that, of which so many had one: else layers take turns (experts)
+_FEW = 5  # measurements that make a past
+_VALUES = 20.0  # of a layer's sample that must have had a gradient before their rest says anything
+_HALF = ("float16", "bfloat16")
+
+
+@dataclass(frozen=True)
+class _Gap:
+    """Layers that lost their gradient together."""
+
+    layers: tuple[str, ...]
+    others: tuple[str, ...]  # that have one
+    since: int
+    is_zero: bool  # the gradient is there, every value of it zero
+
+
+@dataclass(frozen=True)
+class _Standing:
+    """Of layers, what the last look at the weights says, at this step or later; None where nobody has looked."""
+
+    frozen: bool | None
+    held: bool | None
+
+
+def lost_gradient(case: Case) -> Iterator[Suspicion]:
+    """layer-frozen, graph-detached or optimizer-holds-other-parameters: gradients that were always there are gone."""
+    gap = _gap(case.chart)
+    if gap is None or (gap.is_zero and not _is_alive(case.chart, gap)):
+        return
+    standing = _standing(case.chart, gap)
+    if standing.frozen:
+        yield _frozen(case.chart, gap.layers, gap.since, 0.95)
+    elif standing.held is False:
+        yield _not_held(case.chart, gap.layers, gap.since, 0.9)
+    elif is_upstream(case.chart, gap.layers, gap.others):
+        yield _detached(case.chart, gap.layers, gap.since, 0.9 if standing.frozen is False else 0.6)
+    elif standing.frozen is False:
+        yield _detached(case.chart, gap.layers, gap.since, 0.8)
+    else:  # what comes before them learns on: it is they that stand still
+        yield _frozen(case.chart, gap.layers, gap.since, 0.6, Kind.PATTERN)
+
+
+def _gap(chart: Chart) -> _Gap | None:
+    norms = chart.table("gradient", "norm")
+    if len(norms) < _GONE + _FEW:
+        return None
+    gone = ~(norms.values[-_GONE:] > 0).any(axis=0)
+    if not gone.any() or gone.all():
+        return None
+    places = np.flatnonzero(gone & ~_nonfinite(chart, norms))
+    present = norms.values[:, places] > 0
+    last = len(present) - 1 - present[::-1].argmax(axis=0)  # where each had its last one
+    starts = {}
+    for place, end, column in zip(places.tolist(), last.tolist(), present.T, strict=True):
+        past = column[max(0, end + 1 - _USUAL) : end + 1]
+        if column[end] and len(past) >= _FEW and past.mean() >= _REGULAR:
+            starts[norms.names[place]] = int(norms.steps[end + 1])
+    if not starts:
+        return None
+    since = min(starts.values())
+    layers = tuple(name for name, start in starts.items() if start <= since + 1)
+    others = tuple(name for place, name in enumerate(norms.names) if norms.values[-1, place] > 0)
+    is_zero = any(norms.values[-1, norms.names.index(name)] == 0 for name in layers)
+    return _Gap(chart.in_depth(layers), others, since, is_zero)
+
+
+def _is_alive(chart: Chart, gap: _Gap) -> bool:
+    """Whether a look since then saw no dead units: they too leave all that comes before them a gradient of zeros."""
+    dead = chart.table("activation", "dead")
+    is_new = len(dead) > 0 and dead.steps[-1] >= gap.since
+    return is_new and bool(np.nanmax(dead.values[-1]) < 0.5)
+
+
+def _nonfinite(chart: Chart, norms: Series) -> Flags:
+    """Layers whose gradient is all NaN have no norm either."""
+    bad = chart.table("gradient", "nonfinite")
+    found: Flags = (
+        (bad.values[-_GONE:] > 0).any(axis=0) if bad.names == norms.names else np.zeros(len(norms.names), bool)
+    )
+    return found
+
+
+def _standing(chart: Chart, gap: _Gap) -> _Standing:
+    wanted, held = (_looked_at(chart.table("weight", name), gap) for name in ("requires_grad", "held"))
+    if wanted is not None:
+        return _Standing(bool((wanted == 0).all()), None if held is None else bool((held == 1).any()))
+    for role in ("second_moment", "momentum"):
+        kept = chart.table(role, "norm")
+        later = _looked_at(kept, gap)
+        before = kept.before(gap.since, most=3)
+        places = [kept.names.index(name) for name in gap.layers if name in kept.names]
+        if later is not None and places and np.isfinite(before[:, places]).any():
+            return _Standing(None, bool(np.isfinite(later).any()))
+    return _Standing(None, None)
+
+
+def _looked_at(series: Series, gap: _Gap) -> Floats | None:
+    """The latest values of the gap's layers, if there are any from after its beginning."""
+    if not len(series) or series.steps[-1] < gap.since:
+        return None
+    place = {name: index for index, name in enumerate(series.names)}
+    found: Floats = np.array([series.values[-1, place[name]] if name in place else np.nan for name in gap.layers])
+    return found
+
+
+# What was never there -------------------------------------------------------------------------------------------
+
+
+def never_learning(case: Case) -> Iterator[Suspicion]:
+    """The same three causes, of layers that never had a gradient. A frozen backbone is meant to be so."""
+    chart = case.chart
+    wanted, norms = chart.table("weight", "requires_grad"), chart.table("gradient", "norm")
+    opening = case.step - chart.first_step
+    if not len(wanted) or not 2 <= opening <= 200:  # as it was from the start, it is said at the start
+        return
+    held = chart.table("weight", "held")
+    flags, holds = wanted.opening[0], held.opening[0] if held.names == wanted.names else np.ones(len(wanted.names))
+    if flags.all() and holds.all() and len(norms.names) >= len(wanted.names):
+        return
+    at = {name: place for place, name in enumerate(norms.names)}
+    had = [bool((norms.opening[:, at[name]] > 0).any()) if name in at else False for name in wanted.names]
+    alone = [name for name, known in zip(wanted.names, had, strict=True) if not known and _is_selected(chart, name)]
+    groups: dict[str, list[str]] = {"frozen": [], "not held": [], "detached": []}
+    standing = dict(zip(wanted.names, zip(flags.tolist(), holds.tolist(), strict=True), strict=True))
+    for name in alone:
+        requires, is_held = standing[name]
+        groups["frozen" if not requires else "not held" if not is_held else "detached"].append(name)
+    learning = [name for name, known in zip(wanted.names, had, strict=True) if known]
+    yield from _forgotten(chart, groups["frozen"], learning)
+    yield from _unheld(chart, groups["not held"], learning)
+    if len(norms) >= _GONE:
+        yield from _cut_off(chart, [name for name in groups["detached"] if name not in at], learning)
+
+
+def _is_selected(chart: Chart, name: str) -> bool:
+    return chart.told(name, "selected") is not False
+
+
+def _forgotten(chart: Chart, frozen: Sequence[str], learning: Sequence[str]) -> Iterator[Suspicion]:
+    """Frozen layers between others that learn and are alike. What comes before all that learns is a backbone; what is
+    most of the model carries an adapter; a part of its own, unlike all others, is a teacher."""
+    if not frozen or not learning or elements(chart, frozen) > 0.5 * elements(chart, (*frozen, *learning)):
+        return
+    if is_upstream(chart, frozen, learning):
+        return
+    kinds = {(kind_of(name), chart.part(name)) for name in learning}
+    suspicious = [name for name in frozen if (kind_of(name), chart.part(name)) in kinds and did_run(chart, name)]
+    modules = {owner(name) for name in frozen}
+    if len(modules) == 1 and chart.part(frozen[0]) != "embedding" and did_run(chart, frozen[0]):
+        suspicious = list(frozen)
+    if suspicious and not is_upstream(chart, suspicious, learning):
+        yield _frozen(chart, suspicious, chart.first_step, 0.8)
+
+
+def _unheld(chart: Chart, layers: Sequence[str], learning: Sequence[str]) -> Iterator[Suspicion]:
+    """Layers that no optimizer has, though they get a gradient; not those before all that it has (a backbone)."""
+    with_gradient = chart.table("weight", "has_gradient")
+    if len(with_gradient):
+        known = dict(zip(with_gradient.names, with_gradient.values[-1].tolist(), strict=True))
+        layers = [name for name in layers if known.get(name) != 0]
+    if not layers or is_upstream(chart, layers, learning):
+        return
+    if learning and elements(chart, layers) > 0.5 * elements(chart, (*layers, *learning)):
+        return  # few are held on purpose: adapters, biases, a head
+    if learning and not chart.depth and not len(with_gradient):
+        return
+    yield _not_held(chart, layers, chart.first_step, 0.95 if not learning else 0.8)
+
+
+def _cut_off(chart: Chart, layers: Sequence[str], learning: Sequence[str]) -> Iterator[Suspicion]:
+    """Layers that run and are held, but have no gradient. An expert without work does not run; a head whose output
+    nobody uses stands alone, where of a branch that is cut off the same part learns in other blocks."""
+    ran = [name for name in layers if did_run(chart, name)]
+    if not ran or not learning:
+        return
+    if is_upstream(chart, [first_in_depth(chart, ran)], learning):
+        upstream = [name for name in ran if is_upstream(chart, [name], learning)]
+        yield _detached(chart, upstream, chart.first_step, 0.9)
+        return
+    kinds = {kind_of(name) for name in learning}
+    alike = [name for name in ran if kind_of(name) in kinds]
+    yield _detached(chart, alike or ran, chart.first_step, 0.7 if alike else 0.4)
+
+
+# The three findings ---------------------------------------------------------------------------------------------
+
+
+def _frozen(chart: Chart, layers: Sequence[str], since: int, score: float, kind: Kind = Kind.FACT) -> Suspicion:
+    first = first_in_depth(chart, layers)
+    name = holder(chart, layers, first)
+    told = "does not require a gradient" if kind is Kind.FACT else "has no gradient any more"
+    return Suspicion(
+        "layer-frozen",
+        "layer",
+        since,
+        score,
+        kind,
+        name,
+        evidence={"layers": len(layers), "first": first, "requires_grad": 0 if kind is Kind.FACT else "not known yet"},
+        advice=f"{name} {told} since step {since:,} while its neighbours learn: set "
+        f"requires_grad_(True) on it, or leave it out of the optimizer if it is to stay as it is.",
+        check=f"It worked if {first} has a gradient again.",
+    )
+
+
+def _not_held(chart: Chart, layers: Sequence[str], since: int, score: float) -> Suspicion:
+    first = first_in_depth(chart, layers)
+    name = holder(chart, layers, first)
+    count = elements(chart, layers)
+    return Suspicion(
+        "optimizer-holds-other-parameters",
+        "optimizer",
+        since,
+        score,
+        Kind.FACT,
+        name,
+        "critical",
+        {"layers": len(layers), "first": first, "parameters": count},
+        f"No optimizer holds {name} ({count:,} parameters in all): it was made or replaced after the optimizer. Build "
+        f"the optimizer from model.parameters() once the model is complete, or add it with optimizer.add_param_group.",
+        f"It worked if {first} is among the layers with an update.",
+    )
+
+
+def _detached(chart: Chart, layers: Sequence[str], since: int, score: float) -> Suspicion:
+    last = last_in_depth(chart, layers)
+    name = owner(last) or last
+    return Suspicion(
+        "graph-detached",
+        "layer",
+        since,
+        score,
+        Kind.PATTERN,
+        name,
+        "critical",
+        {"layers": len(layers), "first": first_in_depth(chart, layers), "last": last},
+        f"No gradient reaches {name} and what comes before it, {len(layers):,} tensors, though they run: look behind "
+        f"{name} for detach(), .data, .item(), torch.no_grad() or a new tensor made from numbers, and take it away.",
+        f"It worked if {last} has a gradient.",
+    )
+
+
+# Not written ----------------------------------------------------------------------------------------------------
+
+
+def not_written(case: Case) -> Iterator[Suspicion]:
+    """weight-not-written: one tensor keeps every bit while its gradient and its rate ask for a change."""
+    chart = case.chart
+    unchanged, planned = chart.table("update", "unchanged"), chart.table("update", "planned_ratio")
+    if len(unchanged) < 2 or planned.names != unchanged.names:
+        return
+    still = (unchanged.values[-2:] == 1) & (planned.values[-2:] > 0)
+    places = np.flatnonzero(still.all(axis=0))
+    if not len(places):
+        return
+    others = float((unchanged.values[-1] < 0.5).mean())
+    for place in places.tolist():
+        name = unchanged.names[place]
+        # Where most tensors hardly change the rate is too small for the format: that is another cause.
+        if others >= 0.5 and _has_gradient_values(chart, name) and _format_is_fine(chart, name, unchanged):
+            yield _unwritten(chart, name, unchanged, planned, place)
+
+
+def _has_gradient_values(chart: Chart, name: str) -> bool:
+    zeros = chart.table("gradient", "zero_share")
+    share = float(np.nanmedian(zeros.values[-8:, zeros.names.index(name)])) if name in zeros.names else 1.0
+    return (1 - share) * min(elements(chart, [name]) or _VALUES, 4096) >= _VALUES
+
+
+def _format_is_fine(chart: Chart, name: str, unchanged: Series) -> bool:
+    """In half precision small updates are lost in rounding: then the others of its shape must change."""
+    if chart.dtype(name) not in _HALF:
+        return True
+    alike = [
+        p
+        for p, other in enumerate(unchanged.names)
+        if other != name and chart.is_matrix(other) == chart.is_matrix(name)
+    ]
+    return bool(len(alike)) and bool((unchanged.values[-1, alike] < 0.5).all())
+
+
+def _unwritten(chart: Chart, name: str, unchanged: Series, planned: Series, place: int) -> Suspicion:
+    changed = np.flatnonzero(unchanged.values[:, place] < 1)
+    since = chart.first_step
+    if len(changed):  # somewhere between two looks
+        before, after = int(unchanged.steps[changed[-1]]), int(unchanged.steps[changed[-1] + 1])
+        since = before + (after - before + 1) // 2
+    ratio = float(planned.values[-1, place])
+    return Suspicion(
+        "weight-not-written",
+        "layer",
+        since,
+        0.9,
+        Kind.FACT,
+        name,
+        "critical",
+        {"unchanged": 1.0, "planned_ratio": ratio, "looks": int((unchanged.values[:, place] == 1).sum())},
+        f"{name} keeps every bit though its gradient asks for a step of {ratio:.1g} of its size: the optimizer writes "
+        f"to a copy. Make it contiguous (parameter.data = parameter.data.contiguous()) before the optimizer is built.",
+        f"It worked if {name} has an update ratio above 0.",
+    )
+
+
+RULES = (lost_gradient, never_learning, not_written)

@@ -1,0 +1,179 @@
+"""Chart: what a diagnosis knows of a training, filled step by step. The same from a live run and from a stored one.
+
+It keeps the opening and the recent past of every series, so that a step costs the same however long the run is.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from holter.record import EXECUTION_ORDER, LayerRows, Record
+from holter.series import Floats, Integers, Series
+
+# What is kept of each role, besides its extras.
+_STATISTICS = {
+    "gradient": ("norm", "zero_share", "nonfinite", "abs_max"),
+    "weight": ("norm", "rms", "std", "nonfinite"),
+    "update": ("norm",),
+    "activation": ("rms", "std", "mean", "abs_max", "zero_share", "count", "nonfinite"),
+    "momentum": ("norm",),
+    "second_moment": ("norm",),
+    "batch": ("count", "mean", "std", "abs_max", "min", "max", "nonfinite"),
+}
+
+
+@dataclass
+class Moment:
+    """All that was recorded of one step, put together."""
+
+    step: int
+    segment: int = 0
+    time: float = 0.0
+    scalars: dict[str, float] = field(default_factory=dict)
+    rows: dict[str, LayerRows] = field(default_factory=dict)
+    notes: dict[str, str] = field(default_factory=dict)
+
+
+class Moments:
+    """Puts records together to steps: values logged after a step come in a record of their own."""
+
+    def __init__(self) -> None:
+        self._open: Moment | None = None
+
+    def add(self, record: Record) -> Iterator[Moment]:
+        """The step before, once the next one begins: by then what was logged for it has come."""
+        if record.late:
+            if self._open is not None and self._open.step == record.step:
+                self._open.scalars.update(record.scalars)
+                self._open.rows.update(record.rows)
+            return
+        yield from self.finish()
+        self._open = Moment(
+            record.step, record.segment, record.time, dict(record.scalars), dict(record.rows), dict(record.notes)
+        )
+
+    def finish(self) -> Iterator[Moment]:
+        """The step that is still open, at the end of a run."""
+        if self._open is not None:
+            yield self._open
+        self._open = None
+
+
+class Chart:
+    """`info` is run.json: what is being trained."""
+
+    def __init__(self, info: Mapping[str, Any]) -> None:
+        self.info = info
+        self.step = -1
+        self.first_step = 0
+        self.segment = 0
+        self.resumed: list[int] = []  # steps at which a segment after the first began
+        self.depth: dict[str, int] = {}  # names of modules and parameters in the order in which they run
+        self.roles_since: dict[str, int] = {}
+        self._scalars: dict[str, Series] = {}
+        self._tables: dict[tuple[str, str], Series] = {}
+        self._layers = {str(layer.get("name")): layer for layer in info.get("layers", ()) if isinstance(layer, dict)}
+
+    def add(self, moment: Moment) -> None:
+        if self.step < 0:
+            self.first_step, self.segment = moment.step, moment.segment
+        elif moment.segment != self.segment:
+            self.segment = moment.segment
+            self.resumed.append(moment.step)
+        self.step = moment.step
+        for name, value in moment.scalars.items():
+            series = self._scalars.get(name) or self._scalars.setdefault(name, Series((name,)))
+            series.add(moment.step, np.array([value]))
+        for role, rows in moment.rows.items():
+            self.roles_since.setdefault(role, moment.step)
+            self._add_rows(moment.step, role, rows)
+        if EXECUTION_ORDER in moment.notes and moment.notes[EXECUTION_ORDER].startswith("["):
+            names = json.loads(moment.notes[EXECUTION_ORDER])
+            self.depth = {str(name): place for place, name in enumerate(names)}
+
+    def _add_rows(self, step: int, role: str, rows: LayerRows) -> None:
+        for statistic in _STATISTICS.get(role, ("norm",)):
+            self._add_values(step, (role, statistic), rows.layers, rows.rows.derive(statistic))
+        for name, values in rows.extras.items():
+            self._add_values(step, (role, name), rows.layers, values)
+
+    def _add_values(self, step: int, key: tuple[str, str], layers: tuple[str, ...], values: Floats) -> None:
+        series = self._tables.get(key)
+        if series is None:
+            series = self._tables[key] = Series(layers)
+        if series.names != layers:
+            known = set(series.names)
+            if not known.issuperset(layers):
+                series = self._tables[key] = series.renamed((*series.names, *(n for n in layers if n not in known)))
+            line = np.full(len(series.names), np.nan)
+            place = {name: index for index, name in enumerate(series.names)}
+            line[[place[name] for name in layers]] = values
+            values = line
+        series.add(step, values)
+
+    # For the rules ----------------------------------------------------------------------------------------------
+
+    def scalar(self, name: str) -> Series:
+        """Of one column; empty where it was never recorded."""
+        return self._scalars.get(name) or Series((name,))
+
+    def scalars(self, prefix: str) -> dict[str, Series]:
+        """Those whose names begin so, such as the rates of all groups."""
+        return {name: series for name, series in self._scalars.items() if name.startswith(prefix)}
+
+    def table(self, role: str, statistic: str) -> Series:
+        return self._tables.get((role, statistic)) or Series(())
+
+    def has(self, role: str) -> bool:
+        return role in self.roles_since
+
+    def shape(self, parameter: str) -> tuple[int, ...]:
+        shape = self._layers.get(parameter, {}).get("shape")
+        return tuple(shape) if isinstance(shape, list) else ()
+
+    def part(self, parameter: str) -> str:
+        """attention, ffn, embedding, norm, output, conv, recurrent or other."""
+        return str(self._layers.get(parameter, {}).get("part", "other"))
+
+    def module(self, parameter: str) -> str:
+        """The class of the module whose parameter it is, such as Linear; empty where that is not known."""
+        return str(self._layers.get(parameter, {}).get("module", ""))
+
+    def told(self, parameter: str, key: str) -> object:
+        """What run.json says of it besides: trained, selected, tied_to; None where it says nothing."""
+        return self._layers.get(parameter, {}).get(key)
+
+    def dtype(self, parameter: str) -> str:
+        return str(self._layers.get(parameter, {}).get("dtype", ""))
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """Names as they were at the start, from the input to the output where that is known."""
+        return self.in_depth(self._layers)
+
+    def is_matrix(self, parameter: str) -> bool:
+        return len(self.shape(parameter)) > 1
+
+    def in_depth(self, names: Iterable[str]) -> tuple[str, ...]:
+        """From the input to the output where that is known; else as they come."""
+        return tuple(sorted(names, key=lambda name: self.depth.get(name, len(self.depth))))
+
+    @property
+    def total_steps(self) -> int | None:
+        planned = self.info.get("total_steps")
+        return planned if isinstance(planned, int) else None
+
+
+def last_of(series: Series) -> Floats:
+    """The latest values [layers]; NaN where there are none."""
+    return series.values[-1] if len(series) else np.full(len(series.names), np.nan)
+
+
+def column(series: Series) -> tuple[Integers, Floats]:
+    """Steps and values of a scalar."""
+    return series.steps, series.values[:, 0] if len(series.names) else np.zeros(0)

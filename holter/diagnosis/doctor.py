@@ -1,0 +1,87 @@
+"""The doctor: takes in records as they come and says what is wrong. Live and afterwards the same, step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from holter.diagnosis.causes import RULES
+from holter.diagnosis.chart import Chart, Moments
+from holter.diagnosis.events import Events
+from holter.diagnosis.finding import Finding
+from holter.diagnosis.incidents import Incidents
+from holter.diagnosis.suspicion import Case, Rule, Suspicion
+from holter.record import Record
+
+_QUIET_PACE = 5  # with nothing unusual, the rules are asked every so many steps
+_ALERT = 12  # steps after an unusual value for which they are asked at every one
+_EARLY = 40  # steps at the beginning of a run, where much happens
+
+
+class Doctor:
+    """One for a training. Pure: what it says depends on the records alone."""
+
+    def __init__(self, info: Mapping[str, Any], rules: Sequence[Rule] = RULES) -> None:
+        self.chart, self.events = Chart(info), Events()
+        self._case = Case(self.chart, self.events)
+        self._moments, self._incidents = Moments(), Incidents()
+        self._rules = list(rules)
+        self._asked_at = -1
+        self._failed: list[Finding] = []
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """One an incident, as it is known by now, in the order in which they became known."""
+        return (*self._incidents.findings, *self._failed)
+
+    def take(self, record: Record) -> None:
+        for moment in self._moments.add(record):
+            self._examine(moment)
+
+    def finish(self) -> None:
+        """No more records will come."""
+        for moment in self._moments.finish():
+            self._examine(moment)
+        self._ask()
+
+    def _examine(self, moment: Any) -> None:
+        self.chart.add(moment)
+        self.events.add(self.chart, moment)
+        step = moment.step
+        is_restless = step - self.events.last_outside <= _ALERT or step - self.chart.first_step < _EARLY
+        if is_restless or step - self._asked_at >= _QUIET_PACE:
+            self._ask()
+
+    def _ask(self) -> None:
+        if self._asked_at == self.chart.step or self.chart.step < 0:
+            return
+        self._asked_at = self.chart.step
+        suspicions: list[Suspicion] = []
+        for rule in tuple(self._rules):
+            try:
+                suspicions.extend(rule(self._case))
+            except Exception as error:  # one bad rule must not silence the others
+                self._rules.remove(rule)
+                self._failed.append(_switched_off(rule, error, self.chart.step))
+        self._incidents.add(suspicions, self.chart.step)
+
+
+def diagnose(records: Iterable[Record], info: Mapping[str, Any]) -> tuple[Finding, ...]:
+    """What is wrong with a training, of its records and of what run.json says."""
+    doctor = Doctor(info)
+    for record in records:
+        doctor.take(record)
+    doctor.finish()
+    return doctor.findings
+
+
+def _switched_off(rule: Rule, error: Exception, step: int) -> Finding:
+    name = getattr(rule, "__name__", type(rule).__name__)
+    return Finding(
+        cause="monitor-degraded",
+        where="monitor",
+        since=step,
+        step=step,
+        evidence={"rule": name, "error": type(error).__name__},
+        advice=f"The rule {name} failed and is switched off; the others go on.",
+    )

@@ -1,0 +1,136 @@
+"""Events: which series left its own baseline, when, which way and how far. Causes are told apart by their order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from holter.diagnosis.chart import Chart, Moment
+from holter.series import Baseline, Flags, Floats, logs
+
+LIMIT = 6.0  # times its usual spread
+LEAST_FACTOR = 1.5  # and at least so many times its level: a series that hardly moves leaves its band easily
+HELD = 4  # values in a row, of the last few, that make a departure one that is sustained
+KEPT = 400  # steps for which an event is remembered
+
+# Watched of every layer, on a log scale.
+TABLES = (
+    ("gradient", "norm"),
+    ("update", "ratio"),
+    ("weight", "norm"),
+    ("activation", "rms"),
+    ("second_moment", "rms_ratio"),
+    ("attention", "max_logit"),
+    ("batch", "std"),
+    ("batch", "abs_max"),
+)
+SCALARS = ("loss", "gradient_norm", "step_time")
+
+
+_DEPARTURE = [("since", "i8"), ("values", "i8"), ("direction", "i8"), ("factor", "f8"), ("first", "f8")]
+
+
+@dataclass(frozen=True)
+class Event:
+    """One departure of one series. `until` is None while it lasts."""
+
+    series: str  # such as "gradient/norm", or the name of a scalar
+    layer: str | None
+    since: int
+    until: int | None
+    values: int  # that lay outside
+    direction: int  # 1 up, -1 down
+    factor: float  # value over level where it was farthest
+    first_factor: float  # the same at the onset
+
+    @property
+    def is_sustained(self) -> bool:
+        return self.values >= HELD
+
+
+class Events:
+    """The departures of all watched series: fed with the moments that a chart has taken in."""
+
+    def __init__(self) -> None:
+        self._names: dict[tuple[str, str | None], int] = {}  # series and layer -> its place
+        self._places_of: dict[object, list[int]] = {}
+        self._baseline = Baseline(0)
+        self._now = np.zeros(0, dtype=_DEPARTURE)  # of every series; since -1 while it is inside
+        self._sorted: list[Event] | None = None
+        self.past: list[Event] = []
+        self.last_outside = -1  # the last step at which any series was outside
+
+    def add(self, chart: Chart, moment: Moment) -> None:
+        """All at once: numpy takes as long for one series as for a thousand."""
+        measured: list[tuple[list[int], Floats]] = []
+        for name in SCALARS:
+            if name in moment.scalars:
+                value = moment.scalars[name]
+                measured.append((self._places(name, (None,)), np.array([np.inf if np.isnan(value) else value])))
+        for role, statistic in TABLES:
+            series = chart.table(role, statistic)
+            if role in moment.rows and len(series) and series.steps[-1] == moment.step:
+                measured.append((self._places(f"{role}/{statistic}", series.names), series.values[-1]))
+        values = np.full(len(self._names), np.nan)
+        for places, found in measured:
+            values[places] = found
+        if self._judge(moment.step, values).any():
+            self.last_outside = moment.step
+        if moment.step % 64 == 0 and self.past:
+            self.past = [event for event in self.past if event.since >= moment.step - KEPT]
+
+    def of(self, name: str, *, direction: int | None = None, since: int = 0) -> list[Event]:
+        """The events of one series, the earliest first."""
+        return [event for event in self.all(since) if event.series == name and direction in (None, event.direction)]
+
+    def all(self, since: int = 0) -> list[Event]:
+        """Of all series, the earliest first. Kept until the next step: every rule asks."""
+        if self._sorted is None:
+            lasting = [self._event(place, None) for place in np.flatnonzero(self._now["since"] >= 0).tolist()]
+            self._sorted = sorted([*self.past, *lasting], key=lambda event: event.since)
+        return self._sorted if not since else [event for event in self._sorted if event.since >= since]
+
+    def _places(self, name: str, layers: tuple[str | None, ...]) -> list[int]:
+        """Where the series of these layers stand; new ones get a place."""
+        known = self._places_of.get((name, layers))
+        if known is None:
+            for layer in layers:
+                self._names.setdefault((name, layer), len(self._names))
+            known = self._places_of[name, layers] = [self._names[name, layer] for layer in layers]
+            more = np.zeros(len(self._names) - len(self._now), dtype=_DEPARTURE)
+            more["since"] = -1
+            self._now = np.concatenate([self._now, more])
+            self._baseline.grow(len(more))
+        return known
+
+    def _judge(self, step: int, values: Floats) -> Flags:
+        """Which series are outside at this step."""
+        self._sorted, now = None, self._now
+        sizes, level = logs(values), self._baseline.level.copy()
+        found = self._baseline.add(sizes)
+        with np.errstate(invalid="ignore"):
+            away = sizes - level
+            outside = (np.abs(found) > LIMIT) & (np.abs(away) > np.log10(LEAST_FACTOR))
+        outside |= np.isposinf(values) & (self._baseline.count >= 1)
+        for place in np.flatnonzero((now["since"] >= 0) & ~outside & ~np.isnan(values)).tolist():
+            self.past.append(self._event(place, step))
+            now["since"][place] = -1
+        if outside.any():
+            away = np.where(np.isnan(away), np.inf, away)
+            begins = outside & (now["since"] < 0)
+            now["since"][begins], now["values"][begins], now["factor"][begins] = step, 0, 0.0
+            now["direction"][begins], now["first"][begins] = np.sign(away[begins]), away[begins]
+            now["values"][outside] += 1
+            farther = outside & (np.abs(away) > np.abs(now["factor"]))
+            now["factor"][farther] = away[farther]
+        return np.asarray(outside, dtype=bool)
+
+    def _event(self, place: int, until: int | None) -> Event:
+        since, values, direction, factor, first = self._now[place].tolist()
+        name, layer = list(self._names)[place]
+        return Event(name, layer, since, until, values, direction, _power(factor), _power(first))
+
+
+def _power(exponent: float) -> float:
+    return float(10.0**exponent) if exponent < 300 else float("inf")

@@ -1,0 +1,82 @@
+"""What several rules ask of a case: was there harm, was the data as usual, what was usual before."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from holter.diagnosis.chart import Chart, column
+from holter.diagnosis.events import Event
+from holter.diagnosis.suspicion import Case
+from holter.series import Floats, Integers, Series, median
+
+
+def harm(case: Case, since: int, within: int = 12, least: float = 2.0) -> Event | None:
+    """The first rise of loss or gradient norm that began in these steps, and is more than one odd value of a little."""
+    found = [
+        event
+        for name in ("loss", "gradient_norm")
+        for event in case.events.of(name, direction=1, since=since)
+        if event.since <= since + within and event.factor >= least and (event.values >= 2 or event.factor >= 10)
+    ]
+    return min(found, key=lambda event: event.since) if found else None
+
+
+def first_nonfinite(series: Series) -> int | None:
+    """The first step, of those kept, at which a value was not finite."""
+    bad = ~np.isfinite(series.values).all(axis=1) if len(series) else np.zeros(0, dtype=bool)
+    return int(series.steps[bad.argmax()]) if bad.any() else None
+
+
+def data_is_usual(case: Case, step: int, around: int = 1) -> bool:
+    """Whether nothing about the inputs was out of the ordinary near this step, as far as they were logged."""
+    return not any(
+        abs(event.since - step) <= around for name in ("batch/std", "batch/abs_max") for event in case.events.of(name)
+    )
+
+
+def rate_of(chart: Chart) -> tuple[Integers, Floats]:
+    """The largest rate of any group, step by step."""
+    series = [one for name, one in chart.scalars("learning_rate").items() if name.split("/")[0] == "learning_rate"]
+    if not series or not len(series[0]):
+        return np.zeros(0, dtype=np.int64), np.zeros(0)
+    steps, values = column(series[0])
+    for other in series[1:]:
+        if len(other) == len(values):
+            values = np.fmax(values, column(other)[1])
+    return steps, values
+
+
+def rate_is_flat(chart: Chart, since: int, until: int, within: float = 1.3) -> bool:
+    steps, values = rate_of(chart)
+    seen = values[(steps >= since) & (steps <= until) & (values > 0)]
+    return len(seen) == 0 or bool(seen.max() <= within * seen.min())
+
+
+def matrices(chart: Chart, series: Series) -> list[int]:
+    """Places of the layers that are matrices; of all, where shapes are not known."""
+    chosen = [place for place, name in enumerate(series.names) if chart.is_matrix(name)]
+    return chosen or list(range(len(series.names)))
+
+
+def middle(series: Series, chosen: list[int]) -> tuple[Integers, Floats]:
+    """The median over these layers, step by step; NaN where none was measured."""
+    if not len(series) or not chosen:
+        return np.zeros(0, dtype=np.int64), np.zeros(0)
+    values = series.values[:, chosen]
+    found = median(values.T)
+    known = ~np.isnan(found)
+    return series.steps[known], found[known]
+
+
+def is_adaptive(chart: Chart) -> bool:
+    """Whether the optimizer divides by a second moment."""
+    return chart.has("second_moment")
+
+
+def clipping(chart: Chart) -> tuple[Integers, Floats]:
+    """How many times its limit the gradient was long, at the steps at which it was clipped; empty without a clip."""
+    norms, limits = chart.scalar("clip_norm"), chart.scalar("clip_max_norm")
+    if not len(norms) or len(norms) != len(limits):
+        return np.zeros(0, dtype=np.int64), np.zeros(0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return norms.steps, norms.values[:, 0] / limits.values[:, 0]

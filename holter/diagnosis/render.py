@@ -1,0 +1,47 @@
+"""Findings for the terminal: what is wrong, since when, why, and what to change."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.text import Text
+
+from holter.diagnosis.finding import Finding
+from holter.words import number, printable
+
+_STYLES = {"critical": "bold red", "warning": "yellow", "info": "dim"}
+
+
+def render_findings(findings: Sequence[Finding], steps: int) -> RenderableType:
+    """One paragraph each, the most severe first."""
+    if not findings:
+        return Text(f"Nothing is wrong in these {steps:,} steps, as far as it was recorded.", "green")
+    order = list(_STYLES)
+    ranked = sorted(findings, key=lambda finding: (order.index(finding.severity), finding.since))
+    return Group(*(part for finding in ranked for part in _paragraph(finding)))
+
+
+def _paragraph(finding: Finding) -> list[RenderableType]:
+    place = f" in {printable(finding.layer)}" if finding.layer else ""
+    head = Text.assemble(
+        (printable(finding.cause), _STYLES[finding.severity]),
+        (f"{place} since step {finding.since:,}", "bold"),
+        (f"  {finding.severity}, known at step {finding.step:,}, confidence {finding.confidence:.0%}", "dim"),
+    )
+    lines: list[RenderableType] = [head, Padding(Text(printable(finding.advice)), (0, 0, 0, 1))]
+    if finding.evidence:
+        lines.append(Padding(Text(_evidence(finding.evidence), "dim"), (0, 0, 0, 1)))
+    if finding.alternatives:
+        others = ", ".join(map(printable, finding.alternatives))
+        lines.append(Padding(Text(f"or: {others}", "dim"), (0, 0, 0, 1)))
+    return [*lines, Text()]
+
+
+def _evidence(evidence: Mapping[str, object]) -> str:
+    return ", ".join(f"{printable(name.replace('_', ' '))} {_value(value)}" for name, value in evidence.items())
+
+
+def _value(value: object) -> str:
+    return number(float(value)) if isinstance(value, int | float) else printable(str(value))

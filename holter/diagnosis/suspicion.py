@@ -1,0 +1,49 @@
+"""Suspicion: what one rule believes at one step; Case: all that a rule may look at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+from holter.diagnosis.chart import Chart
+from holter.diagnosis.events import Events
+
+
+class Kind(IntEnum):
+    """How near the evidence is to the cause. Of two that began together the nearer one explains the other."""
+
+    STATE = 1  # an end state, such as dead units: any earlier event may have led to it
+    PATTERN = 2  # an order or a course of events that the cause makes
+    FACT = 3  # the cause itself was recorded, such as a rate that jumped
+
+
+@dataclass(frozen=True)
+class Suspicion:
+    """`score` from 0 to 1: how well the evidence fits, by the rule's own lights; below one half it is only kept as an
+    alternative. `check` says how to see that the advice has worked."""
+
+    cause: str
+    where: str
+    since: int
+    score: float
+    kind: Kind = Kind.PATTERN
+    layer: str | None = None
+    severity: str = "warning"
+    evidence: Mapping[str, object] = field(default_factory=dict)
+    advice: str = ""
+    check: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    chart: Chart
+    events: Events
+
+    @property
+    def step(self) -> int:
+        """The one that was last recorded."""
+        return self.chart.step
+
+
+Rule = Callable[[Case], Iterable[Suspicion]]

@@ -1,0 +1,185 @@
+"""Series over the steps of a run, kept short, and what is usual for each of them. Pure numpy, vectorised over layers.
+
+Everything here costs the same at every step, however long the run: a series remembers its opening and its last few
+hundred values, a baseline what the values of late were like.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+Integers = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
+
+RECENT = 512  # values of a series that are kept
+OPENING = 64  # of its first ones
+TINY = 1e-30  # on a log scale, what is smaller counts as this much
+
+
+class Series:
+    """The values of several layers at the steps at which they were known: [n, layers], the latest last."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.names = tuple(names)
+        self.seen = 0  # values so far, kept or not
+        self._steps = np.zeros(2 * RECENT, dtype=np.int64)
+        self._values = np.full((2 * RECENT, len(self.names)), np.nan)
+        self._count = 0
+        self.opening_steps = np.zeros(0, dtype=np.int64)
+        self.opening = np.zeros((0, len(self.names)))
+
+    def __len__(self) -> int:
+        return min(self._count, RECENT)
+
+    def add(self, step: int, values: Floats) -> None:
+        if self._count == 2 * RECENT:  # the older half goes; so the kept ones always lie in one piece
+            self._steps[:RECENT], self._values[:RECENT] = self._steps[RECENT:], self._values[RECENT:]
+            self._count = RECENT
+        self._steps[self._count], self._values[self._count] = step, values
+        self._count += 1
+        self.seen += 1
+        if self.seen <= OPENING:
+            self.opening_steps, self.opening = self.steps.copy(), self.values.copy()
+
+    @property
+    def steps(self) -> Integers:
+        return self._steps[max(0, self._count - RECENT) : self._count]
+
+    @property
+    def values(self) -> Floats:
+        return self._values[max(0, self._count - RECENT) : self._count]
+
+    def since(self, step: int) -> Floats:
+        """Values at this step and later."""
+        return self.values[np.searchsorted(self.steps, step) :]
+
+    def before(self, step: int, most: int = RECENT) -> Floats:
+        """The last so many values before this step."""
+        stop = int(np.searchsorted(self.steps, step))
+        return self.values[max(0, stop - most) : stop]
+
+    def renamed(self, names: Sequence[str]) -> Series:
+        """The same series among others: a model may get new layers. What is not known of them is NaN."""
+        wider = Series(names)
+        place = {name: index for index, name in enumerate(self.names)}
+        columns = [place.get(name, -1) for name in wider.names]
+        known = np.array([column >= 0 for column in columns], dtype=bool)
+        chosen = [column for column in columns if column >= 0]
+        wider._steps, wider._count, wider.seen = self._steps.copy(), self._count, self.seen
+        wider._values[:, known] = self._values[:, chosen]
+        wider.opening_steps = self.opening_steps
+        wider.opening = np.full((len(self.opening), len(names)), np.nan)
+        wider.opening[:, known] = self.opening[:, chosen]
+        return wider
+
+
+def logs(values: Floats) -> Floats:
+    """Of sizes, to the base of 10; NaN and infinities stay what they are."""
+    with np.errstate(invalid="ignore"):
+        return np.log10(np.maximum(values, TINY))
+
+
+def spread(values: Floats) -> Floats:
+    """How far values lie from their median, as a standard deviation of a bell would tell it: [n, k] to [k]."""
+    return 1.4826 * np.nanmedian(np.abs(values - np.nanmedian(values, axis=0)), axis=0)
+
+
+def slope(steps: Integers, values: Floats) -> float:
+    """Per step, by least squares over the finite values; NaN where there are fewer than three."""
+    usable = np.isfinite(values)
+    if usable.sum() < 3:
+        return float("nan")
+    x, y = steps[usable] - steps[usable].mean(), values[usable]
+    return float(x @ (y - y.mean()) / (x @ x)) if (x @ x) > 0 else float("nan")
+
+
+class Baseline:
+    """What is usual for each of several series on a log scale: its level of late, and how far values lie from it.
+
+    The level follows a drift: it is the median of the last few values. A value outside does not move it; if all stay
+    outside for as long as the memory lasts, the new level is the usual one.
+    """
+
+    MEMORY, LEVEL, LEAST = 48, 16, 8  # values remembered, those that make the level, those needed for a judgement
+    _EVERY = 4  # the usual changes slowly: it is found anew after so many values
+
+    def __init__(self, layers: int, floor: float = 0.03) -> None:
+        self._floor = floor  # a spread below this many powers of ten is rounding
+        self._levels = np.full((self.MEMORY, layers), np.nan)
+        self._residuals = np.full((self.MEMORY, layers), np.nan)
+        self.count = np.zeros(layers, dtype=np.int64)  # values that made it
+        self._outside = np.zeros(layers, dtype=np.int64)  # in a row
+        self._age = 0
+        self.level = np.full(layers, np.nan)
+        self.scale = np.full(layers, np.inf)
+
+    def grow(self, layers: int) -> None:
+        """Makes room for so many more series."""
+        self._levels, self._residuals = (
+            np.concatenate([old, np.full((self.MEMORY, layers), np.nan)], axis=1)
+            for old in (self._levels, self._residuals)
+        )
+        self.count, self._outside = (
+            np.concatenate([old, np.zeros(layers, dtype=np.int64)]) for old in (self.count, self._outside)
+        )
+        self.level = np.concatenate([self.level, np.full(layers, np.nan)])
+        self.scale = np.concatenate([self.scale, np.full(layers, np.inf)])
+
+    def deviations(self, values: Floats) -> Floats:
+        """How many times its usual spread each lies from its level; 0 where nothing is usual yet, NaN stays NaN."""
+        known = (self.count >= self.LEAST) & np.isfinite(self.level)
+        # While little is known of a series its spread is known badly, and the first steps change fast.
+        young = np.where(self.count < 3 * self.LEAST, 2.0, 1.0)
+        with np.errstate(invalid="ignore"):
+            found = (values - self.level) / (self.scale * young)
+        return np.where(known, found, np.where(np.isnan(values), np.nan, 0.0))
+
+    def add(self, values: Floats, limit: float = 6.0) -> Floats:
+        """Takes in the values of a step, and gives their deviations from what was usual before.
+
+        NaN is for what was not measured; a value that is not a number is infinite.
+        """
+        found = self.deviations(values)
+        outside = np.abs(found) > limit
+        self._outside = np.where(np.isnan(values), self._outside, np.where(outside, self._outside + 1, 0))
+        settled = self._outside > self.MEMORY
+        if settled.any():
+            self._forget(settled)
+        admitted = np.isfinite(values) & (~outside | settled)
+        places = np.where(admitted)[0]
+        slots = self.count[places] % self.MEMORY
+        self._levels[slots, places] = values[places]
+        usual = np.where(np.isfinite(self.level), self.level, values)
+        self._residuals[slots, places] = values[places] - usual[places]
+        self.count[places] += 1
+        self._age += 1
+        if self._age >= self._EVERY or (self.count[places] <= 3 * self.LEAST).any():
+            self._find()
+        return found
+
+    def _find(self) -> None:
+        self._age = 0
+        newest = (self.count - 1)[None, :] - np.arange(self.LEVEL)[:, None]
+        rows = np.where(newest >= 0, newest % self.MEMORY, 0)
+        recent = np.where(newest >= 0, self._levels[rows, np.arange(len(self.count))[None, :]], np.nan)
+        with np.errstate(all="ignore"):
+            self.level = median(recent)
+            self.scale = np.maximum(1.4826 * median(np.abs(self._residuals)), self._floor)
+
+    def _forget(self, chosen: Flags) -> None:
+        self._levels[:, chosen] = np.nan
+        self._residuals[:, chosen] = np.nan
+        self.count[chosen], self._outside[chosen], self.level[chosen] = 0, 0, np.nan
+
+
+def median(values: Floats) -> Floats:
+    """Over the first axis, without NaN; NaN where there is nothing. np.nanmedian takes ten times as long."""
+    ordered = np.sort(values, axis=0)  # NaN comes last
+    count = (~np.isnan(values)).sum(axis=0)
+    columns = np.arange(values.shape[1])
+    low, high = ordered[np.maximum(count - 1, 0) // 2, columns], ordered[np.maximum(count, 1) // 2, columns]
+    return np.where(count > 0, (low + high) / 2, np.nan)

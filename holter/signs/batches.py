@@ -1,0 +1,29 @@
+"""Signs in the data: batches that come again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from holter.signs.sign import Evidence, Sign
+from holter.words import share
+
+EPOCH = 4  # batches that come round in the same order; fewer look like a loader that is stuck
+
+
+def repeated_batches(evidence: Evidence) -> Iterator[Sign]:
+    """A batch that was seen before; where all come round in one order, it is an epoch that nobody shuffles."""
+    steps, ago = evidence.history.scalar("batch/repeated")
+    again = ago > 0
+    if not again.any():
+        return
+    count, part = int(again.sum()), float(again.mean())
+    first, back = int(steps[again][0]), int(ago[again][0])
+    if count > 1 and back >= EPOCH and (ago[again] == back).all() and again[np.flatnonzero(again)[0] :].all():
+        text = f"the same {back:,} batches come round in the same order, since step {first:,} (not shuffled?)"
+        yield Sign("same batch", text, since=first, value=part, level="info")
+        return
+    text = f"the batch of step {first:,} repeats that of step {first - back:,}"
+    text += f", and {count - 1:,} more repeat an earlier one: {share(part)} of the steps" if count > 1 else ""
+    yield Sign("same batch", text, since=first, value=part)

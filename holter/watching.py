@@ -1,0 +1,58 @@
+"""watch(): a monitor for one training, as the user asked for it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from torch import nn
+from torch.optim import Optimizer
+
+from holter.monitor import Monitor
+from holter.selection import Asked
+from holter.settings import Settings, activations_pace
+from holter.sinks import Sink
+
+
+def watch(
+    model: nn.Module,
+    optimizer: Optimizer | Sequence[Optimizer],
+    *,
+    run: str | os.PathLike[str] | bool | None = None,
+    layers: Asked | None = None,
+    every: int = 1,
+    weights: int | None = 100,
+    updates: int | None = 10,
+    optimizer_state: int | None = 10,
+    activations: int | Literal["auto"] | None = "auto",
+    histograms: int | Mapping[str, int | None] | None = 100,
+    stages: bool = True,
+    machine: bool = True,
+    scaler: Any | None = None,
+    scheduler: Any | None = None,
+    total_steps: int | None = None,
+    budget: float | None = 0.01,
+    sinks: Sequence[Sink] = (),
+) -> Monitor:
+    """Records every optimizer step of this model from now on, in the directory `run` (False: in memory).
+
+    Gradients are measured every `every` steps, the others every so many, None for never, within `budget`: the share of
+    the training time that monitoring may take (None for no limit, 0 for scalars only). `layers` selects by patterns
+    ("h.*.attn.*") or by a function of name and parameter or module; `histograms` may name a pace for each role; "auto"
+    looks at activations on the CPU only. Pass the `scaler` of mixed precision so that steps it skips are seen.
+
+    >>> import holter, torch
+    >>> model = torch.nn.Linear(2, 1)
+    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    >>> with holter.watch(model, optimizer, run=False) as monitor:
+    ...     model(torch.ones(4, 2)).sum().backward()
+    ...     optimizer.step()
+    >>> len(monitor.history)
+    1
+    """
+    looks = activations_pace(activations, model)
+    settings = Settings(
+        every, weights, updates, optimizer_state, looks, histograms, budget, total_steps, layers, stages, machine
+    )
+    return Monitor(model, optimizer, settings, run=run, scaler=scaler, scheduler=scheduler, sinks=sinks)
