@@ -95,7 +95,7 @@ class Incidents:
 
     def add(self, suspicions: Iterable[Suspicion], step: int) -> None:
         """What the rules say at this step. What is no fact must be said twice: a first value may mislead."""
-        said = sorted(suspicions, key=lambda one: (-one.kind, one.since))
+        said = sorted(suspicions, key=lambda one: (one.score < ENOUGH, -one.kind, one.since))
         for suspicion in said:
             incident = next((one for one in reversed(self._incidents) if one.takes(suspicion)), None)
             is_sure = suspicion.kind is Kind.FACT or suspicion.cause in self._heard

@@ -6,11 +6,14 @@ from collections.abc import Mapping, Sequence
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
+from rich.table import Table
 from rich.text import Text
 
 from holter.diagnosis.finding import Finding
+from holter.diagnosis.health import Check
 from holter.words import number, printable
 
+_MARKS = {"passed": ("✓", "green"), "failed": ("✗", "red"), "not observed": ("–", "dim")}
 _STYLES = {"critical": "bold red", "warning": "yellow", "info": "dim"}
 
 
@@ -21,6 +24,15 @@ def render_findings(findings: Sequence[Finding], steps: int) -> RenderableType:
     order = list(_STYLES)
     ranked = sorted(findings, key=lambda finding: (order.index(finding.severity), finding.since))
     return Group(*(part for finding in ranked for part in _paragraph(finding)))
+
+
+def render_health(checks: Sequence[Check]) -> RenderableType:
+    """The checklist, a line each."""
+    grid = Table.grid(padding=(0, 2))
+    for check in checks:
+        mark, style = _MARKS[check.state]
+        grid.add_row(Text(mark, style), Text(check.name), Text(printable(check.text), "dim"))
+    return Group(Text("health", "bold"), Padding(grid, (0, 0, 0, 1)))
 
 
 def _paragraph(finding: Finding) -> list[RenderableType]:

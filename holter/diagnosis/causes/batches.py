@@ -7,6 +7,7 @@ import numpy as np
 from holter.diagnosis.chart import Chart
 from holter.series import Floats, Series
 
+OFF = 10.0  # times the size of 1 that layers are initialised for
 _LABELS = ("targets", "target", "labels", "label")  # of a dictionary that holds inputs and labels together
 
 
@@ -38,6 +39,19 @@ def numeric_inputs(chart: Chart) -> list[int]:
     with np.errstate(invalid="ignore"):
         whole = ((ends == np.round(ends)) | np.isnan(ends)).all(axis=0)
     return [place for place, is_whole in zip(chosen, whole.tolist(), strict=True) if not is_whole]
+
+
+def first_inputs(chart: Chart, statistic: str, places: list[int]) -> Floats:
+    """The median over the first batches."""
+    found: Floats = np.median(chart.table("batch", statistic).opening[:3, places], axis=0)
+    return found
+
+
+def inputs_are_large(chart: Chart) -> bool:
+    """Whether the first inputs were far larger than what layers are initialised for."""
+    places = numeric_inputs(chart)
+    mean, std = (first_inputs(chart, name, places) for name in ("mean", "std"))
+    return bool((np.hypot(mean, std) > OFF).any())
 
 
 def label_entropies(chart: Chart) -> tuple[Series, int]:

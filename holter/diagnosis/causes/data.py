@@ -6,17 +6,24 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from holter.diagnosis.causes.batches import first_losses, guess_loss, numeric_inputs, target_power
+from holter.diagnosis.causes.batches import (
+    OFF,
+    first_inputs,
+    first_losses,
+    guess_loss,
+    numeric_inputs,
+    target_power,
+)
 from holter.diagnosis.chart import Chart, column
 from holter.diagnosis.events import Event
 from holter.diagnosis.evidence import matrices, middle
 from holter.diagnosis.suspicion import Case, Kind, Suspicion
-from holter.series import Flags, Floats, Integers, Series
+from holter.series import Flags, Floats, Integers, Series, logs, spread
 from holter.words import number, share
 
 _SHORT = 3  # batches in a row that are an accident; more of them are how the data is now
+_FAR = 10.0  # times the usual spread of a statistic of batches
 _LATELY = 40  # steps for which an accident that is over is still told
-_OFF = 10.0  # times the size of 1 that layers are initialised for
 _FLAT = 0.02  # the largest value of inputs that are too small; sparse ones (one-hot) have ones among them
 _LEVEL = 6  # batches that make a level
 _OPENING = 24  # batches at the start that tell what is usual
@@ -93,7 +100,7 @@ def corrupt(case: Case) -> Iterator[Suspicion]:
         event
         for name in ("batch/std", "batch/abs_max")
         for event in case.events.of(name, since=case.step - _LATELY)
-        if event.until is not None and event.values <= _SHORT and np.isfinite(event.factor)
+        if event.until is not None and event.values <= _SHORT and np.isfinite(event.factor) and _is_far(case, event)
     ]
     if not found:
         return
@@ -128,6 +135,17 @@ def _size(event: Event) -> float:
     return max(event.factor, 1 / max(event.factor, 1e-30))
 
 
+def _is_far(case: Case, event: Event) -> bool:
+    """Whether it lies where batches of this spread never do: of small ones many a statistic has a long tail."""
+    series = case.chart.table("batch", event.series.removeprefix("batch/"))
+    values = logs(series.before(event.since, 48)[:, series.names.index(event.layer or "")])
+    values = values[np.isfinite(values)]
+    if len(values) < 8:
+        return False
+    usual = max(float(spread(values[:, None])[0]), 0.01)
+    return abs(float(np.log10(max(event.factor, 1e-30)))) > max(_FAR * usual, 1.3 * float(np.ptp(values)))
+
+
 def _times(event: Event) -> str:
     return f"{number(event.factor)} times" if event.factor >= 1e-3 else "next to nothing of"
 
@@ -136,8 +154,8 @@ def _at_once(case: Case, step: int) -> Event | None:
     """The largest departure of loss or gradient in the same step, or the one after where it was not measured then."""
     found = [
         event
-        for name in ("loss", "gradient_norm", "gradient/norm")
-        for event in case.events.of(name, since=step)
+        for name in ("loss", "gradient_norm")
+        for event in case.events.of(name, direction=1, since=step)
         if event.since <= step + 1
     ]
     return max(found, key=_size) if found else None
@@ -163,25 +181,23 @@ def scale(case: Case) -> Iterator[Suspicion]:
 
 def _at_first(case: Case, places: list[int]) -> Iterator[Suspicion]:
     chart = case.chart
-    means, deviations = (chart.table("batch", name).opening[:3, places] for name in ("mean", "std"))
-    largest = chart.table("batch", "abs_max").opening[:3, places]
+    mean, std, top = (first_inputs(chart, name, places) for name in ("mean", "std", "abs_max"))
     with np.errstate(invalid="ignore"):
-        mean, std, top = np.median(means, axis=0), np.median(deviations, axis=0), np.median(largest, axis=0)
         sizes = np.sqrt(mean**2 + std**2)
-        off = (sizes > _OFF) | ((top < _FLAT) & (top > 0))
+        off = (sizes > OFF) | ((top < _FLAT) & (top > 0))
     if not off.any():
         return
     place = int(np.flatnonzero(off)[0])
-    is_large = bool(sizes[place] > _OFF)
+    is_large = bool(sizes[place] > OFF)
     harmed = _lost_at_first(chart) if is_large else _stands_still(chart)
-    if not harmed and not (is_large and sizes[place] > 2 * _OFF and not _normalises_first(chart)):
+    if not harmed and not sizes[place] > 2 * OFF:
         return
     name = chart.table("batch", "mean").names[places[place]]
     yield Suspicion(
         "input-scale",
         "data",
         chart.first_step,
-        0.85 if harmed else 0.65,
+        0.85 if harmed else 0.55 if _normalises_first(chart) else 0.65,
         Kind.FACT,
         evidence={"tensor": name, "mean": float(mean[place]), "std": float(std[place]), **harmed},
         advice=f"{name} has mean {number(float(mean[place]))} and standard deviation {number(float(std[place]))}; "
@@ -203,7 +219,7 @@ def _lost_at_first(chart: Chart) -> dict[str, float]:
 
 
 def _normalises_first(chart: Chart) -> bool:
-    """Whether a norm comes first, or right after the first layer: then the scale of the inputs does not matter."""
+    """Whether a norm comes first, or right after the first layer: then the scale of the inputs matters little."""
     owners = list(dict.fromkeys(name.rpartition(".")[0] for name in chart.parameters))[:2]
     return any(chart.part(name) == "norm" for name in chart.parameters if name.rpartition(".")[0] in owners)
 

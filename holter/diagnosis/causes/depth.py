@@ -15,7 +15,7 @@ import numpy as np
 from holter.diagnosis.anatomy import fan_in, hidden_matrices, output_matrix, owner
 from holter.diagnosis.chart import Chart
 from holter.diagnosis.suspicion import Case, Kind, Suspicion
-from holter.series import Floats, Series, logs
+from holter.series import Floats, logs
 from holter.words import number, times
 
 _ASKED = (2, 5, 10, 20, 35)  # steps after the first at which the start is judged: it does not change any more
@@ -50,7 +50,9 @@ def initialisation(case: Case) -> Iterator[Suspicion]:
     with np.errstate(divide="ignore", invalid="ignore"):
         unlike = start.gains / start.usual
     large = np.flatnonzero(
-        (start.gains > _LARGE) | ((unlike > _UNLIKE) & (start.gains > 1)) | ((start.gains > _LARGER) & (start.usual > _LARGER))
+        (start.gains > _LARGE)
+        | ((unlike > _UNLIKE) & (start.gains > 1))
+        | ((start.gains > _LARGER) & (start.usual > _LARGER))
     )
     if len(large):
         yield from _too_large(case.chart, start, int(large[0]))
@@ -114,7 +116,7 @@ def _too_large(chart: Chart, start: _Start, place: int) -> Iterator[Suspicion]:
         {"gain": gain, "layers": int((start.gains > _LARGE).sum()), **effects},
         f"{name} starts {times(gain)} as large as keeps a signal its size: call holter.init_weights(model) before "
         f"training, or scale it down to a standard deviation of about {number(math.sqrt(2 / fan_in(chart, name)))}.",
-        "It worked if the first loss is near that of guessing and activations have about the same spread in all layers.",
+        "It worked if the first loss is near that of guessing and activations have the same spread in all layers.",
     )
 
 
@@ -132,12 +134,12 @@ def _effects(chart: Chart, start: _Start) -> dict[str, float]:
     if held:
         effects["saturated"] = max(held)
     with np.errstate(all="ignore"):
-        grown = float(np.nanmax(start.sizes) * start.gains[0] / start.sizes[0]) if len(seen) else math.nan
+        grown = float(np.fmax.reduce(start.sizes) * start.gains[0] / start.sizes[0]) if len(seen) else math.nan
     if grown > max(_GROWN, 3 * float(start.gains.max())):  # more than any of them does alone
         effects["growth"] = grown
     logits = chart.table("attention", "max_logit")
-    if len(logits) and logits.opening_steps[0] == chart.first_step and np.nanmax(logits.opening[0]) > 50:
-        effects["attention_logit"] = float(np.nanmax(logits.opening[0]))
+    if len(logits) and logits.opening_steps[0] == chart.first_step and np.fmax.reduce(logits.opening[0]) > 50:
+        effects["attention_logit"] = float(np.fmax.reduce(logits.opening[0]))
     return effects | _first_loss(chart, output, start)
 
 

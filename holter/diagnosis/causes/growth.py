@@ -11,7 +11,7 @@ import numpy as np
 from holter.diagnosis.anatomy import elements, fan_in, is_within, output_matrix, owner
 from holter.diagnosis.chart import Chart
 from holter.diagnosis.suspicion import Case, Kind, Suspicion
-from holter.series import Floats, logs, spread
+from holter.series import Floats, Integers, logs, median
 from holter.words import number, times
 
 _FEW_EXAMPLES = 8  # below this, mean and variance of a batch say little about the next one
@@ -31,16 +31,17 @@ def norm_batch(case: Case) -> Iterator[Suspicion]:
     """norm-batch-too-small: batch norm over a handful of examples, and gradients that waver from batch to batch."""
     chart = case.chart
     sizes = chart.table("batch", "size")
-    if len(sizes) < _STEPS or not np.nanmax(sizes.values[-1]) <= _FEW_EXAMPLES:
+    if len(sizes) < _STEPS or not np.fmax.reduce(sizes.values[-1]) <= _FEW_EXAMPLES:
         return
     norms = chart.table("gradient", "norm")
     places = [place for place, name in enumerate(norms.names) if _is_batch_norm(chart, name)]
     if not places or len(norms) < _STEPS:
         return
     with np.errstate(all="ignore"):
-        batches = np.nanmax(sizes.values, axis=1)
+        batches = np.fmax.reduce(sizes.values, axis=1)
         steps_apart = np.diff(logs(norms.values[-2 * _STEPS :, places]), axis=0)
-        wavers = float(np.nanmedian(spread(steps_apart))) / np.sqrt(2)
+        around = np.abs(steps_apart - median(steps_apart))
+        wavers = float(median(1.05 * median(around)[:, None])[0])  # 1.48 for a bell, less sqrt(2) for a difference
     small = np.flatnonzero(batches > _FEW_EXAMPLES)
     since = chart.first_step if not len(small) else int(sizes.steps[min(small[-1] + 1, len(sizes.steps) - 1)])
     if case.step - since < _STEPS or not wavers >= _WAVERS:
@@ -56,8 +57,8 @@ def norm_batch(case: Case) -> Iterator[Suspicion]:
         owner(name),
         "warning",
         {"batch": batch, "wavers": 10**wavers, "norms": len({owner(norms.names[p]) for p in places})},
-        f"{owner(name)} takes its mean and variance from {batch} examples, and its gradient changes {10**wavers:.1f}-fold "
-        f"from batch to batch: use batches of 16 or more, or nn.GroupNorm in place of batch norm; adding up gradients "
+        f"{owner(name)} takes its mean and variance from {batch} examples, and its gradient changes "
+        f"{10**wavers:.1f}-fold from batch to batch: use batches of 16 or more, or nn.GroupNorm in place of batch norm; adding up gradients "
         f"over several batches does not help it.",
         "It worked if the gradient of its weight changes less than 1.5-fold from step to step.",
     )
@@ -95,24 +96,28 @@ def _climbs(chart: Chart) -> Iterator[_Climb]:
     matrices = [place for place, name in enumerate(norms.names) if chart.is_matrix(name)]
     values = logs(norms.values)
     for place in steady.tolist():
-        name, start = norms.names[place], _foot(values[:, place])
-        if place not in matrices:
+        name = norms.names[place]
+        if place not in matrices or not np.isfinite(values[:, place]).all():
             continue
+        start, since = _foot(norms.steps, values[:, place])
         grown = values[-1, matrices] - values[start, matrices]
-        usual = float(np.nanmedian(np.abs(grown))) if len(matrices) > 2 else 0.0
+        usual = float(np.median(np.abs(grown[np.isfinite(grown)]))) if len(matrices) > 2 else 0.0
         climbed = float(values[-1, place] - values[start, place])
         gain = float(norms.values[-1, place]) * (fan_in(chart, name) / elements(chart, [name])) ** 0.5
         if climbed > max(np.log10(_CLIMBED), 3 * usual) and gain > _AMPLIFIES:
-            yield _Climb(name, int(norms.steps[start]), 10**climbed, gain, 10**usual)
+            yield _Climb(name, since, 10**climbed, gain, 10**usual)
 
 
-def _foot(values: Floats) -> int:
-    """The look at which the climb began: before it the increase was less than a quarter of what it is now."""
+def _foot(steps: Integers, values: Floats) -> tuple[int, int]:
+    """Where a climb began: the last look before it, and the step. Before it the increase from look to look was less
+    than a third of what it became; the look in which it began shows a part of it, and so when that was."""
     rises = np.diff(values)
-    place, pace = len(rises) - 1, float(np.median(rises[-_LOOKS + 1 :]))
-    while place > 0 and rises[place - 1] > 0.25 * pace:
+    place = len(rises) - 1
+    while place > 0 and rises[place - 1] > 0.3 * rises[place]:
         place -= 1
-    return place
+    before, after = int(steps[place]), int(steps[place + 1])
+    part = min(1.0, float(rises[place] / rises[place + 1])) if place + 1 < len(rises) and rises[place + 1] > 0 else 1.0
+    return place, after - round(part * (after - before))
 
 
 def climbing(case: Case) -> Iterator[Suspicion]:
@@ -182,8 +187,8 @@ def _residual_growth(chart: Chart, climb: _Climb) -> Suspicion:
         "warning",
         {"weight": climb.name, "growth": climb.factor, "gain": climb.gain, "others": climb.usual},
         f"{climb.name} has grown {climb.factor:.2g}-fold since step {climb.since:,}, the other weights "
-        f"{climb.usual:.2g}-fold, and makes a signal {climb.gain:.2g} times as large: its branch takes over the stream. "
-        f"Start the last layer of every branch 1 / sqrt(number of branches) as large, put a norm before each branch, or "
+        f"{climb.usual:.2g}-fold, and makes a signal {climb.gain:.2g} times as large: its branch takes over. "
+        f"Start the last layer of every branch 1 / sqrt(number of branches) as large, put a norm before each, or "
         f"give {layer} weight decay.",
         "It worked if the outputs of the blocks keep their size from step to step.",
     )
@@ -202,7 +207,7 @@ def attention_at_looks(case: Case) -> Iterator[Suspicion]:
     if not len(large):
         return
     with np.errstate(all="ignore"):
-        before = np.nanmedian(logits.values[-8:-1][-max(1, len(logits) - 2) :], axis=0)
+        before = median(logits.values[-8:-1][-max(1, len(logits) - 2) :])
         grown = last / np.maximum(before, 1.0)
     places = [place for place in large.tolist() if grown[place] >= 2.5 or last[place] >= 4 * _SHARP]
     if not places or logits.opening[0, places[0]] > _SHARP:
@@ -219,8 +224,8 @@ def attention_at_looks(case: Case) -> Iterator[Suspicion]:
         climb.name,
         "warning",
         {"max_logit": float(last[place]), "before": float(before[place]), "entropy": float(entropy.values[-1, place])},
-        f"The largest attention logit of {climb.name} is {number(float(last[place]))}, {number(float(before[place]))} at "
-        f"the looks before: normalise queries and keys (an RMSNorm on each before they meet), or lower their rate.",
+        f"The largest attention logit of {climb.name} is {number(float(last[place]))}, {number(float(before[place]))} "
+        f"at the looks before: normalise queries and keys (an RMSNorm on each before they meet), or lower their rate.",
         "It worked if the largest logit stays below about 30 and the entropy of the heads stops falling.",
     )
 
@@ -306,11 +311,13 @@ def _bias_drift(chart: Chart) -> _Drift | None:
         if chart.part(name) != "output" or len(chart.shape(name)) != 1:
             continue
         sizes = norms.values[:, place] / chart.shape(name)[0] ** 0.5
-        start = _foot(sizes)
+        if not np.isfinite(sizes).all():
+            continue
+        start, since = _foot(norms.steps, sizes)
         if sizes[-1] - sizes[start] >= 1.5:
             moved = float(sizes[-1] - sizes[start])
-            told = f"The output's bias has moved by {moved:.2g} in every class since step {int(norms.steps[start]):,}"
-            return int(norms.steps[start]), {"bias": float(sizes[-1]), "moved": moved}, told
+            told = f"The output's bias has moved by {moved:.2g} in every class since step {since:,}"
+            return since, {"bias": float(sizes[-1]), "moved": moved}, told
     return None
 
 

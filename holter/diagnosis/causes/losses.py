@@ -6,7 +6,14 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from holter.diagnosis.causes.batches import classes, first_losses, guess_loss, label_entropies, target_power
+from holter.diagnosis.causes.batches import (
+    classes,
+    first_losses,
+    guess_loss,
+    inputs_are_large,
+    label_entropies,
+    target_power,
+)
 from holter.diagnosis.chart import Chart, column
 from holter.diagnosis.suspicion import Case, Kind, Suspicion
 from holter.series import Floats
@@ -171,11 +178,22 @@ def _summed_at_first(chart: Chart) -> Iterator[Suspicion]:
     if not len(losses) or not expected > 0:
         return
     times = float(losses[0]) / expected
+    outputs = _outputs_are_sane(chart)
+    if outputs is False or inputs_are_large(chart):
+        return  # such a loss is a large mean
     low, high = (0.75, 1.6) if is_classes else (0.5, 2.0)
     for what, number_of in _numbers(chart).items():
         if number_of >= (4 if is_classes else 16) and low < times / number_of < high:
             yield _sum_of(chart.first_step, what, number_of, float(losses[0]), expected, is_classes)
             return
+
+
+def _outputs_are_sane(chart: Chart) -> bool | None:
+    """Whether the first logits are as even as those of a new model; None where nobody has looked."""
+    sums, means, count = chart.scalar("logit_log_sum_exp"), chart.scalar("logit_mean"), classes(chart)
+    if not len(sums.opening) or not len(means.opening) or count < 2:
+        return None
+    return bool(sums.opening[0, 0] - means.opening[0, 0] < 2 * np.log(count) + 1)
 
 
 def _summed_since(case: Case) -> Iterator[Suspicion]:

@@ -16,10 +16,12 @@ _WAITS = 0.5  # of the time of a step
 _SHORTEST = 1e-3  # seconds of waiting that are worth a word
 _SLOW = 2.0  # times the usual
 _BEFORE = 32  # steps that tell the usual
-_LOOKS = 8  # at the memory: it is looked at once a second
+_LASTING = 1.0  # seconds: what else runs on a machine comes and goes
+_LOOKS = 4  # at the memory: it is looked at once a second
 _GROWN = 0.15  # of the memory at first
+_LONG = 120  # steps that show that their time climbs
 _LEAST = 64 * 2**20  # bytes: less may be the monitor's own, or an allocator that keeps pieces
-_CLIMBS = 1.6  # times the time of a step at first, in steady growth
+_CLIMBS = 2.0  # times the time of a step at first, in steady growth
 
 
 # Waiting for data -------------------------------------------------------------------------------------------------
@@ -92,9 +94,9 @@ def memory_grows(case: Case) -> Iterator[Suspicion]:
             return
     times = case.chart.scalar("time/backward")
     times = times if len(times) else case.chart.scalar("step_time")
-    if len(times) >= 3 * _STEPS and not _batch_changed(case.chart, times.steps[0]):
-        found = _climb(times, 3 * _STEPS, _CLIMBS)
-        if found is not None:
+    if len(times) >= _LONG and not _batch_changed(case.chart, times.steps[0]):
+        found = _climb(times, _LONG, _CLIMBS)
+        if found is not None and _in_order(times.values[-_LONG:, 0]):
             yield _slower(found)
 
 
@@ -124,6 +126,12 @@ def _climb(series: Series, least: int, times: float) -> _Climb | None:
     if not last > times * first or not left < 0.2 * (last - first):
         return None
     return _Climb(int(steps[start]), first, last, rate)
+
+
+def _in_order(values: Floats) -> bool:
+    """Whether nearly every value is above those before it (Spearman): another process on the machine is not so neat."""
+    ranks = np.argsort(np.argsort(values))
+    return bool(np.corrcoef(ranks, np.arange(len(values)))[0, 1] > 0.9)
 
 
 def _rise_began(steps: Integers, values: Floats, least: int) -> int:
@@ -187,17 +195,17 @@ def slowed_down(case: Case) -> Iterator[Suspicion]:
     is_slow = times > 0.5 * (1 + _SLOW) * usual
     place = _begins(is_slow)
     before = times[max(0, place - _BEFORE) : place]
-    if len(before) < _BEFORE // 2 or len(times) - place < _STEPS or case.step - int(steps[place]) > 300:
+    slow = times[place:]
+    if len(before) < _BEFORE // 2 or len(slow) < _STEPS or slow.sum() < _LASTING or case.step - int(steps[place]) > 300:
         return
     # Two states apart from each other; what creeps up, or is slow now and then, is another matter.
-    if not np.quantile(before, 0.9) < np.quantile(times[place:], 0.1) or np.median(late) > 4 * np.median(
-        times[place : place + 8]
-    ):
+    is_apart = np.quantile(before, 0.9) < np.quantile(slow, 0.05)
+    if not is_apart or np.median(late) > 4 * np.median(slow[:8]) or not (slow > 1.5 * np.median(before)).mean() > 0.95:
         return
     since = int(steps[place])
     if _batch_changed(chart, since - _BEFORE):
         return
-    was, now = float(np.median(before)), float(np.median(times[place:]))
+    was, now = float(np.median(before)), float(np.median(slow))
     stage, throttled = _slower_stage(chart, since), chart.scalar("machine/gpu_throttled")
     is_hot = bool(len(throttled) and throttled.values[-1, 0] > 0)
     yield Suspicion(

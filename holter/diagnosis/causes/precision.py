@@ -144,8 +144,13 @@ def underflow(case: Case) -> Iterator[Suspicion]:
     zeros, tops = chart.table("gradient", "zero_share"), chart.table("gradient", "abs_max")
     if not len(zeros) or not np.nanmax(zeros.values[-1], initial=0.0) >= _ZEROS:
         return
-    flushed = _flushed(chart, zeros.steps, zeros.values, tops.values)
+    if not (tops.values[-1] * _scales(chart, zeros.steps[-1:]) < _GRID * _SMALLEST).any():
+        return
+    flushed = _flushed(chart, zeros, tops, 64)
     run = _run(np.asarray(flushed.any(axis=1)))
+    if run >= 60:  # it may have begun before
+        flushed = _flushed(chart, zeros, tops, len(zeros))
+        run = _run(np.asarray(flushed.any(axis=1)))
     if run < 2:
         return
     flushed = flushed[-3:]
@@ -172,26 +177,29 @@ def underflow(case: Case) -> Iterator[Suspicion]:
     )
 
 
-def _flushed(chart: Chart, steps: Integers, zeros: Floats, tops: Floats) -> Flags:
-    """Which gradients have lost values below the smallest of float16, [steps, layers]."""
+def _flushed(chart: Chart, shares: Series, largest: Series, most: int) -> Flags:
+    """Which gradients have lost values below the smallest of float16, in the last so many looks: [looks, layers]."""
+    steps, zeros, tops = shares.steps[-most:], shares.values[-most:], largest.values[-most:]
     grid = tops * (_scales(chart, steps) / _SMALLEST)[:, None]
     with np.errstate(invalid="ignore"):
         is_on_grid = (grid >= 1) & (grid < _GRID) & (np.abs(grid - np.round(grid)) < 1e-9 * grid)
         many, nothing = zeros >= _ZEROS, tops == 0
     # One tensor may be on it by chance, as bfloat16 has numbers with few digits; several near its first steps are not.
     proof = (is_on_grid.sum(axis=1) >= 2) & (is_on_grid & (grid < 64)).any(axis=1) & (many | nothing).any(axis=1)
-    if not _is_half(chart) and proof[-8:].sum() < 2:
+    is_half = _is_half(chart, largest)
+    if not is_half and proof[-8:].sum() < 2:
         return np.zeros(grid.shape, dtype=bool)
-    found = (is_on_grid & many) | (nothing & proof[:, None])
-    return found & (proof[:, None] | _is_half(chart))
+    proof |= is_half & nothing.all(axis=1)
+    return np.asarray((is_on_grid & many & (is_half | proof[:, None])) | (nothing & proof[:, None]))
 
 
-def _run(holds: Flags) -> int:
-    """How many values at the end hold, but for single ones that do not."""
-    broken = np.flatnonzero(~holds[1:] & ~holds[:-1])
-    start = int(broken[-1]) + 2 if len(broken) else 0
-    held = np.flatnonzero(holds[start:])
-    return len(holds) - start - int(held[0]) if len(held) else 0
+def _run(holds: Flags, gap: int = 8) -> int:
+    """How many values at the end hold, but for a few in a row that do not."""
+    held = np.flatnonzero(holds)
+    if not len(held) or len(holds) - held[-1] > gap:
+        return 0
+    breaks = np.flatnonzero(np.diff(held) > gap)
+    return len(holds) - int(held[breaks[-1] + 1 if len(breaks) else 0])
 
 
 def _scales(chart: Chart, steps: Integers) -> Floats:
@@ -204,9 +212,18 @@ def _scales(chart: Chart, steps: Integers) -> Floats:
     return found
 
 
-def _is_half(chart: Chart) -> bool:
+def _is_half(chart: Chart, largest: Series) -> bool:
+    """Whether gradients are float16 numbers: as the weights are, or a scaler says, or most of their largest values
+    have the 11 binary digits of float16 and not the 8 of bfloat16."""
     layers = chart.info.get("layers", ())
-    return any(isinstance(layer, dict) and layer.get("dtype") == "float16" for layer in layers)
+    if len(chart.scalar("loss_scale")) or any(
+        isinstance(one, dict) and one.get("dtype") == "float16" for one in layers
+    ):
+        return True
+    tops = largest.opening[:8]
+    digits = np.frexp(tops[np.isfinite(tops) & (tops > 0)])[0] * 2**11
+    fits = digits == np.round(digits)
+    return len(fits) > 0 and bool(fits.mean() > 0.5 and (digits[fits] / 8 != np.round(digits[fits] / 8)).any())
 
 
 # Lost in rounding -------------------------------------------------------------------------------------------------
@@ -222,28 +239,26 @@ def update_lost(case: Case) -> Iterator[Suspicion]:
     half = [place for place, name in enumerate(series.names) if chart.dtype(name) in ("bfloat16", "float16")]
     if not half:
         return
-    lost = _lost_share(chart, series, half)
-    lately = lost[-2:]
-    bad = np.asarray((lately >= _LOST).all(axis=0))
-    if not bad.any() or not _rate_counts(chart):
+    lost, sizes = _lost_share(chart, series, half)
+    known = np.where(np.isnan(lost), 0, sizes)
+    with np.errstate(all="ignore"):
+        overall = np.where(np.isnan(lost), 0, lost * sizes).sum(axis=1) / known.sum(axis=1)
+    if not (overall[-2:] >= _LOST).all() or not _rate_counts(chart):
         return
-    run = _run(np.asarray((lost[:, bad] >= _LOST).any(axis=1)))
-    since = int(series.steps[len(series) - run])
-    names = [series.names[half[place]] for place in np.flatnonzero(bad)]
-    if lately[:, bad].min() == 1 and len(names) == 1 and len(half) > 2:
+    since = int(series.steps[len(series) - _run(overall >= _LOST, gap=1)])
+    worst = int(np.argmax(np.where(np.isnan(lost[-1]), -1, lost[-1])))
+    layer, part = series.names[half[worst]], float(overall[-1])
+    if lost[-1, worst] == 1 and (lost[-1] >= _LOST).sum() == 1 and len(half) > 2:
         return  # one tensor that is never written is another trouble
-    worst = int(np.argmax(np.where(bad, lately[-1], -1)))
-    layer, part = series.names[half[worst]], float(lately[-1, worst])
     kind = chart.dtype(layer)
     yield Suspicion(
         "bf16-update-lost",
         "precision",
         since,
-        0.9 if bad.sum() >= 2 else 0.7,
+        0.9,
         Kind.FACT,
-        layer=chart.in_depth(names)[0],
-        evidence={"layers": len(names), "unchanged": part, "worst": layer, "dtype": kind},
-        advice=f"{share(part)} of the weights of {layer} keep their bits at a step ({len(names)} such tensors): "
+        evidence={"unchanged": part, "worst_layer": layer, "worst": float(lost[-1, worst]), "dtype": kind},
+        advice=f"{share(part)} of the weights keep their bits at a step (of {layer} {share(float(lost[-1, worst]))}): "
         f"updates are smaller than the rounding of {kind} ({'0.4' if kind == 'bfloat16' else '0.05'} % of a weight). "
         "Keep weights in float32 and use torch.autocast, or an optimizer with float32 master weights or stochastic "
         "rounding.",
@@ -251,8 +266,9 @@ def update_lost(case: Case) -> Iterator[Suspicion]:
     )
 
 
-def _lost_share(chart: Chart, series: Series, half: list[int]) -> Floats:
-    """Of the values that have a gradient, the share that keeps its bits, [looks, layers]; NaN where it is not known.
+def _lost_share(chart: Chart, series: Series, half: list[int]) -> tuple[Floats, Floats]:
+    """Of the values that have a gradient, the share that keeps its bits, [looks, layers], NaN where it is not known;
+    and how many values each layer has.
 
     What has no gradient may stay as it is: rows of an embedding that the batch does not use.
     """
@@ -264,12 +280,12 @@ def _lost_share(chart: Chart, series: Series, half: list[int]) -> Floats:
     for at, place in enumerate(half):
         column_ = gradients.values[-16:, places[series.names[place]]] if series.names[place] in places else zeros[:0]
         zeros[at] = np.median(column_[np.isfinite(column_)]) if np.isfinite(column_).any() else np.nan
-    sizes = [min(float(np.prod(chart.shape(series.names[place]))), _SAMPLED) for place in half]
+    sizes = np.array([float(np.prod(chart.shape(series.names[place]))) for place in half])
     with np.errstate(all="ignore"):
         lost: Floats = (unchanged - zeros) / (1 - zeros)
-        lost[:, (1 - zeros) * np.array(sizes) < _FEW_VALUES] = np.nan
+        lost[:, (1 - zeros) * np.minimum(sizes, _SAMPLED) < _FEW_VALUES] = np.nan
         lost[~(planned > 0)] = np.nan
-    return lost
+    return lost, sizes
 
 
 def _rate_counts(chart: Chart) -> bool:

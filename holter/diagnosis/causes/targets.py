@@ -158,9 +158,9 @@ def not_shuffled(case: Case) -> Iterator[Suspicion]:
         return
     entropy, labels = label_entropies(case.chart)
     place = labels if labels >= 0 else chosen[0]
-    between = _between(case.chart, place)
     since = case.chart.first_step if labels < 0 else _alike_since(case.chart, entropy, labels)
-    if between is None or since is None:
+    between = _between(case.chart, place, since) if since is not None else None
+    if since is None or between is None:
         return
     inside = float(np.exp(np.nanmedian(entropy.since(since)[:, labels]))) if labels >= 0 else None
     words = f"have {inside:.1f} classes in a batch" if inside is not None else "are alike within a batch"
@@ -177,12 +177,12 @@ def not_shuffled(case: Case) -> Iterator[Suspicion]:
     )
 
 
-def _between(chart: Chart, place: int) -> float | None:
+def _between(chart: Chart, place: int, since: int) -> float | None:
     """The share of the targets' variance that lies between batches, where that is more than chance and neighbours are
     alike; of n examples drawn at random it is 1 / n."""
-    means = chart.table("batch", "mean").values[-4 * _BATCHES :, place]
-    inside = chart.table("batch", "std").values[-4 * _BATCHES :, place] ** 2
-    sizes = chart.table("batch", "size").values[-4 * _BATCHES :, place]
+    means = chart.table("batch", "mean").since(since)[-4 * _BATCHES :, place]
+    inside = chart.table("batch", "std").since(since)[-4 * _BATCHES :, place] ** 2
+    sizes = chart.table("batch", "size").since(since)[-4 * _BATCHES :, place]
     known = np.isfinite(means) & np.isfinite(inside) & (sizes > 1)
     if known.sum() < _BATCHES:
         return None

@@ -9,15 +9,16 @@ import numpy as np
 from holter.diagnosis.anatomy import began, is_upstream, output_matrix, owner
 from holter.diagnosis.chart import Chart, last_of
 from holter.diagnosis.suspicion import Case, Kind, Suspicion
-from holter.series import Flags, Floats, Series, logs
+from holter.series import Flags, Floats, Series, logs, median
 from holter.words import number, share
 
 # A small batch leaves many a healthy unit at zero: one look must show more than looks that agree on the units.
-_DEAD_AT_ONCE, _DEAD_LASTING, _ALL = 0.75, 0.5, 0.95
+_DEAD_AT_ONCE, _DEAD_LASTING, _ALL = 0.8, 0.65, 0.95
 _STEPS = 8  # for which the gradient of a bias must have been zero for so many units
 _SATURATED, _MOSTLY = 0.8, 0.5
 # Powers of ten by which rank and spread must have fallen together, and each of them; and how low they must be by now.
 _FELL, _BOTH, _RANK, _SPREAD = 0.5, 0.15, 3.0, 0.35
+_MOVED = 1.5  # times its usual number of examples, between looks: an expert has as many as it is given
 _MASSIVE = 30.0  # times the rms: one such value makes a rank of one, and is healthy
 
 
@@ -42,7 +43,10 @@ def _dead_at_look(case: Case) -> Suspicion | None:
     candidates = np.flatnonzero(now >= _DEAD_LASTING)
     if not len(candidates):
         return None
-    lasting, zeros = last_of(chart.table("activation", "dead_lasting")), last_of(chart.table("activation", "zero_share"))
+    lasting, zeros = (
+        last_of(chart.table("activation", "dead_lasting")),
+        last_of(chart.table("activation", "zero_share")),
+    )
     if len(lasting) != len(now) or len(zeros) != len(now):
         return None
     on_purpose = _zero_on_purpose(chart, dead, int(dead.steps[-1]))
@@ -98,7 +102,7 @@ def _dead_by_gradient(case: Case) -> Suspicion | None:
         column = zeros.values[:, place]
         since = began(zeros.steps, column >= _DEAD_LASTING)
         was = zeros.before(since or 0, most=32)[:, place]
-        rose = len(was) < 4 or float(np.nanmedian(was)) < 0.5 * float(np.median(recent[:, place]))
+        rose = len(was) < 4 or float(median(was[:, None])[0]) < 0.5 * float(np.median(recent[:, place]))
         if since is not None and rose and np.median(recent[:, place]) >= limit and np.std(recent[:, place]) < 0.1:
             return _dead(owner(zeros.names[place]), zeros.names[place], float(np.median(recent[:, place])), since)
     return None
@@ -141,7 +145,7 @@ def _looks_alive(case: Case, names: Sequence[str]) -> bool:
     dead, zeros = case.chart.table("activation", "dead"), case.chart.table("gradient", "zero_share")
     since = began(zeros.steps, zeros.values[:, zeros.names.index(names[-1])] == 1)
     is_new = len(dead) > 0 and since is not None and dead.steps[-1] >= since
-    return bool(is_new and np.nanmax(dead.values[-1]) < _DEAD_LASTING)
+    return bool(is_new and np.fmax.reduce(dead.values[-1]) < _DEAD_LASTING)
 
 
 def _dead(layer: str, seen_at: str, part: float, since: int) -> Suspicion:
@@ -195,10 +199,11 @@ def saturated(case: Case) -> Iterator[Suspicion]:
     candidates = np.flatnonzero(now >= _MOSTLY)
     if not len(candidates):
         return
-    sizes = last_of(chart.table("activation", "rms"))
+    sizes, means = (last_of(chart.table("activation", name)) for name in ("rms", "mean"))
     for place in candidates.tolist():
-        # Below the higher limit only values near both bounds count: a gate that is mostly shut is near zero.
-        is_most = now[place] >= _SATURATED or (len(sizes) == len(now) and sizes[place] >= 0.7)
+        # Below the higher limit only what is at both bounds of a tanh counts: a gate may well be open or shut.
+        is_centred = len(sizes) == len(means) == len(now) and abs(means[place]) < 0.5 * sizes[place] >= 0.35
+        is_most = now[place] >= _SATURATED or is_centred
         if not is_most or place == len(now) - 1:
             continue
         name = shares.names[place]
@@ -212,7 +217,7 @@ def saturated(case: Case) -> Iterator[Suspicion]:
             name,
             "warning",
             {"saturated": float(now[place]), "layer_before": layer},
-            f"{share(float(now[place]))} of the values of {name} are at its bounds, where it passes on no gradient: put "
+            f"{share(float(now[place]))} of the values of {name} are at its bounds, where it passes no gradient: put "
             f"a LayerNorm before it, scale {layer} down (holter.init_weights starts it right), or call "
             f"holter.replace_activations(model, (nn.Tanh, nn.Sigmoid)).",
             "It worked if fewer than 20 % of its values are at the bounds.",
@@ -236,11 +241,11 @@ def collapsed(case: Case) -> Iterator[Suspicion]:
     if ranks.steps[-1] - ranks.steps[-2] < 10 and len(ranks) < 8:
         return
     with np.errstate(all="ignore"):
-        now = [logs(np.nanmax(series.values[-2:], axis=0)) for series in (ranks, spreads)]
-        past = [logs(np.nanmedian(_settled(series), axis=0)) for series in (ranks, spreads)]
+        now = [logs(np.fmax.reduce(series.values[-2:])) for series in (ranks, spreads)]
+        past = [logs(median(_settled(series))) for series in (ranks, spreads)]
         fell = [before - after for before, after in zip(past, now, strict=True)]
         both = np.where(np.minimum(*fell) >= _BOTH, fell[0] + fell[1], 0.0)
-    both[(now[0] > np.log10(_RANK)) | (now[1] > np.log10(_SPREAD)) | ~np.isfinite(both)] = 0
+    both[(now[0] > np.log10(_RANK)) | (now[0] < np.log10(0.5)) | (now[1] > np.log10(_SPREAD)) | ~np.isfinite(both)] = 0
     place = int(both.argmax())
     output = output_matrix(chart)
     if both[place] < _FELL or (output is not None and ranks.names[place] == owner(output)):
@@ -264,7 +269,9 @@ def _is_dead_or_massive(chart: Chart, place: int, count: int) -> bool:
     dead, largest, size = (last_of(chart.table("activation", name)) for name in ("dead", "abs_max", "rms"))
     if not len(dead) == len(largest) == len(size) == count:
         return False
-    return bool(dead[place] >= _ALL or largest[place] > _MASSIVE * size[place])
+    counts = chart.table("activation", "count").values[:, place]
+    varies = len(counts) > 0 and not np.fmax.reduce(counts) <= _MOVED * np.fmin.reduce(counts)
+    return bool(varies or dead[place] >= _ALL or largest[place] > _MASSIVE * size[place])
 
 
 def _collapse(name: str, since: int, rank: float, was_rank: float, spread: float, was_spread: float) -> Suspicion:

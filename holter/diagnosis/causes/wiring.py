@@ -18,14 +18,16 @@ from holter.diagnosis.anatomy import (
     owner,
 )
 from holter.diagnosis.chart import Chart
+from holter.diagnosis.evidence import is_adaptive
 from holter.diagnosis.suspicion import Case, Kind, Suspicion
-from holter.series import Flags, Floats, Series
+from holter.series import Flags, Floats, Series, median
 
 _GONE = 3  # measurements in a row without a gradient
 _USUAL, _REGULAR = 32, 0.95  # so many before that, of which so many had one: else layers take turns (experts)
 _FEW = 5  # measurements that make a past
 _VALUES = 20.0  # of a layer's sample that must have had a gradient before their rest says anything
 _HALF = ("float16", "bfloat16")
+_ROUNDING = 1e-6  # of a weight's size; below a tenth of that float32 loses a step
 
 
 @dataclass(frozen=True)
@@ -92,15 +94,15 @@ def _is_alive(chart: Chart, gap: _Gap) -> bool:
     """Whether a look since then saw no dead units: they too leave all that comes before them a gradient of zeros."""
     dead = chart.table("activation", "dead")
     is_new = len(dead) > 0 and dead.steps[-1] >= gap.since
-    return is_new and bool(np.nanmax(dead.values[-1]) < 0.5)
+    return is_new and bool(np.fmax.reduce(dead.values[-1]) < 0.5)
 
 
 def _nonfinite(chart: Chart, norms: Series) -> Flags:
     """Layers whose gradient is all NaN have no norm either."""
     bad = chart.table("gradient", "nonfinite")
-    found: Flags = (
-        (bad.values[-_GONE:] > 0).any(axis=0) if bad.names == norms.names else np.zeros(len(norms.names), bool)
-    )
+    if bad.names != norms.names:
+        return np.zeros(len(norms.names), dtype=bool)
+    found: Flags = (bad.values[-_GONE:] > 0).any(axis=0)
     return found
 
 
@@ -273,7 +275,9 @@ def not_written(case: Case) -> Iterator[Suspicion]:
     unchanged, planned = chart.table("update", "unchanged"), chart.table("update", "planned_ratio")
     if len(unchanged) < 2 or planned.names != unchanged.names:
         return
-    still = (unchanged.values[-2:] == 1) & (planned.values[-2:] > 0)
+    # A gradient that is zero but for rounding (the bias of keys) asks for nothing; Adam makes a step even of that.
+    least = 0.0 if is_adaptive(chart) else _ROUNDING
+    still = (unchanged.values[-2:] == 1) & (planned.values[-2:] > least)
     places = np.flatnonzero(still.all(axis=0))
     if not len(places):
         return
@@ -287,7 +291,7 @@ def not_written(case: Case) -> Iterator[Suspicion]:
 
 def _has_gradient_values(chart: Chart, name: str) -> bool:
     zeros = chart.table("gradient", "zero_share")
-    share = float(np.nanmedian(zeros.values[-8:, zeros.names.index(name)])) if name in zeros.names else 1.0
+    share = float(median(zeros.values[-8:, [zeros.names.index(name)]])[0]) if name in zeros.names else 1.0
     return (1 - share) * min(elements(chart, [name]) or _VALUES, 4096) >= _VALUES
 
 

@@ -1,0 +1,114 @@
+"""Convergence: does the loss still fall, and where will it be. Pure numpy over the series of a run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from holter.series import Floats, Integers
+
+_BINS = 24  # points that a curve is reduced to before it is fitted
+_EXPONENTS = np.linspace(0.05, 2.0, 40)
+_STARTS = (0.0, 0.1, 0.2, 0.3, 0.45)  # the first steps may not be of the same curve as the rest
+_LEAST = 40  # values that a forecast needs
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """Where the loss is expected at a step, and the range in which it will lie in nine of ten cases."""
+
+    step: int
+    loss: float
+    low: float
+    high: float
+
+
+def forecast(steps: Integers, losses: Floats, at: int) -> Forecast | None:
+    """Fits a + b t^-c to the curve so far; None where there is too little of it.
+
+    How far such a fit can be trusted is found on the run itself: what a fit of its first two thirds would have said
+    about its end.
+    """
+    usable = np.isfinite(losses)
+    steps, losses = steps[usable], losses[usable]
+    if len(losses) < _LEAST or at <= steps[-1]:
+        return None
+    x, y = _reduced(steps, losses)
+    candidates, weights = _predictions(x, y, at)
+    if not len(candidates):
+        return None
+    middle, low, high = (float(_quantile(candidates, weights, share)) for share in (0.5, 0.05, 0.95))
+    part = x <= x[0] + 0.67 * (x[-1] - x[0])
+    earlier, earlier_weights = _predictions(x[part], y[part], float(x[-1]))
+    missed = abs(float(_quantile(earlier, earlier_weights, 0.5)) - float(y[-1])) if len(earlier) else float(np.ptp(y))
+    farther = np.log1p((at - x[-1]) / x[-1]) / np.log1p(0.5)  # than the end was from the first two thirds
+    noise = float(np.median(np.abs(np.diff(y[len(y) // 2 :])))) if len(y) > 6 else 0.0
+    room = 1.6 * missed * farther + 2 * noise
+    floor, ceiling = _bracket(steps, losses, at)
+    middle = float(np.clip(middle, floor, ceiling))
+    low, high = max(min(low, middle - room), floor), min(max(high, middle + room), ceiling)
+    return Forecast(at, middle, min(low, middle), max(high, middle))
+
+
+def _bracket(steps: Integers, losses: Floats, at: int) -> tuple[float, float]:
+    """A loss that falls more and more slowly stays between where it is and where its present slope leads; with room for
+    what is not known of both."""
+    recent = slice(-max(20, len(losses) // 5), None)
+    x, y = steps[recent] - steps[-1], losses[recent]
+    slope, level = np.polyfit(x, y, 1)
+    error = float(np.std(y - (level + slope * x))) / np.sqrt(len(x))
+    uncertain = 2 * error * np.sqrt(1 + 12 * (at - steps[-1]) ** 2 / max(float(np.ptp(x)), 1.0) ** 2)
+    lowest = level + min(slope, 0.0) * (at - steps[-1]) - uncertain
+    return (max(lowest, 0.0) if (losses > 0).all() else lowest), level + max(slope, 0.0) * (at - steps[-1]) + 4 * error
+
+
+def is_flat(losses: Floats, within: float = 0.01) -> bool:
+    """E18: whether the loss has stopped falling: its last quarter is no lower than the one before it by this share,
+    beyond what noise makes of it."""
+    losses = losses[np.isfinite(losses)]
+    if len(losses) < 80:
+        return False
+    quarter = len(losses) // 4
+    before, after = losses[-2 * quarter : -quarter], losses[-quarter:]
+    gain = float(np.median(before) - np.median(after))
+    error = 1.2533 * float(np.hypot(before.std(), after.std())) / np.sqrt(quarter)  # of a difference of medians
+    return gain < max(within * abs(float(np.median(before))), 0.0) and gain < 3 * error
+
+
+def _reduced(steps: Integers, losses: Floats) -> tuple[Floats, Floats]:
+    """Medians over stretches that grow with time, so that late values do not outvote early ones."""
+    x = steps - steps[0] + 1.0
+    edges = np.unique(np.geomspace(1, x[-1] + 1, _BINS + 1).round())
+    place = np.searchsorted(edges, x, side="right")
+    found = [(float(np.median(x[place == p])), float(np.median(losses[place == p]))) for p in np.unique(place)]
+    points = np.array(found)
+    return points[:, 0] + steps[0], points[:, 1]
+
+
+def _predictions(x: Floats, y: Floats, at: float) -> tuple[Floats, Floats]:
+    """What curves of several exponents and beginnings say about a step, and how much each counts."""
+    said, errors = [], []
+    for start in _STARTS:
+        part = slice(int(start * len(x)), None)
+        t, values = x[part], y[part]
+        if len(t) < 5:
+            continue
+        for exponent in _EXPONENTS:
+            design = np.stack([np.ones_like(t), (t / t[-1]) ** -exponent], axis=1)
+            (level, scale), *_ = np.linalg.lstsq(design, values, rcond=None)
+            rest = values - design @ np.array([level, scale])
+            late = np.linspace(0.3, 1.0, len(t))  # the end of the curve is nearer to what comes
+            said.append(level + scale * (at / t[-1]) ** -exponent)
+            errors.append(float(np.mean(late * rest**2)))
+    if not said:
+        return np.zeros(0), np.zeros(0)
+    spread = np.array(errors)
+    best = max(float(spread.min()), 1e-12 * float(np.var(y)) + 1e-300)
+    return np.array(said), np.exp(-0.5 * len(x) * np.log(np.maximum(spread, best) / best))
+
+
+def _quantile(values: Floats, weights: Floats, share: float) -> float:
+    order = np.argsort(values)
+    total = np.cumsum(weights[order])
+    return float(values[order][np.searchsorted(total, share * total[-1])])

@@ -1,0 +1,73 @@
+"""Convergence: forecasts whose intervals hold what they promise, and plateaus."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from holter.diagnosis.convergence import forecast, is_flat
+from holter.diagnosis.thresholds import Thresholds
+
+
+def curve(kind: int, seed: int, steps: int = 2000) -> np.ndarray:
+    """Losses as trainings have them: powers of time, exponentials, two phases; with noise that is like the loss."""
+    random = np.random.default_rng(seed)
+    t = np.arange(1, steps + 1)
+    level, scale = random.uniform(0.1, 2.0), random.uniform(0.5, 4.0)
+    shapes = (
+        level + scale * t ** -random.uniform(0.2, 0.8),
+        level + scale * np.exp(-t / random.uniform(100, 600)) + 0.3 * t**-0.5,
+        level + scale * (t + random.uniform(5, 100)) ** -random.uniform(0.3, 1.0) * 5,
+        level + scale / (1 + t / random.uniform(50, 500)),
+    )
+    return shapes[kind] * np.exp(random.uniform(0.01, 0.08) * random.normal(size=steps))
+
+
+def test_nine_of_ten_losses_lie_in_their_interval() -> None:
+    """E21: its coverage, over curves of four kinds that are cut at a half and at three quarters."""
+    inside, widths = [], []
+    for seed in range(60):
+        losses = curve(seed % 4, seed)
+        for cut in (1000, 1500):
+            found = forecast(np.arange(cut), losses[:cut], 1990)
+            assert found is not None and found.low <= found.loss <= found.high
+            truth = float(np.median(losses[1975:]))
+            inside.append(found.low <= truth <= found.high)
+            widths.append((found.high - found.low) / truth)
+    assert np.mean(inside) >= 0.85
+    assert np.median(widths) < 0.25, "an interval that holds everything says nothing"
+
+
+def test_narrower_intervals_would_not_hold_them() -> None:
+    """The planted fault: a fifth of the width, about the same forecast."""
+    inside = []
+    for seed in range(60):
+        losses = curve(seed % 4, seed)
+        found = forecast(np.arange(1000), losses[:1000], 1990)
+        assert found is not None
+        truth = float(np.median(losses[1975:]))
+        inside.append(0.2 * (found.low - found.loss) <= truth - found.loss <= 0.2 * (found.high - found.loss))
+    assert np.mean(inside) < 0.85
+
+
+def test_too_little_gives_no_forecast() -> None:
+    assert forecast(np.arange(20), np.ones(20), 100) is None
+    assert forecast(np.arange(100), np.ones(100), 50) is None
+    assert forecast(np.arange(100), np.full(100, np.nan), 500) is None
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_plateau_is_told_from_a_slow_fall(seed: int) -> None:
+    """E18."""
+    noise = 0.02 * np.random.default_rng(seed).normal(size=400)
+    assert is_flat(1.0 + noise)
+    assert is_flat(np.where(np.arange(400) < 100, 3.0 - np.arange(400) / 50, 1.0) + noise)
+    assert not is_flat(2.0 - np.arange(400) / 400 + noise)
+    assert not is_flat(np.ones(20))
+
+
+def test_thresholds_are_one_object() -> None:
+    """E34: seen and changed in one place; what makes no sense is refused."""
+    assert Thresholds(update_ratio_high=0.2).update_ratio_high == 0.2
+    with pytest.raises(ValueError, match="loss_spike=-1"):
+        Thresholds(loss_spike=-1)
