@@ -155,7 +155,7 @@ class Contents:
     sizes: tuple[float, ...]
 
     def __call__(
-        self, layers: tuple[str, ...], rows: Rows, sums: Floats, gradients: LayerRows | None, factor: float
+        self, layers: tuple[str, ...], rows: Rows, sums: Floats, gradients: LayerRows | None, clipped: float
     ) -> LayerRows:
         extras = {"size": np.array(self.sizes), "hash": sums[:, 0], "label_entropy": sums[:, 1]}
         return LayerRows(layers, rows, extras)

@@ -1,16 +1,40 @@
 """What monitoring costs, and how often it may measure so that it stays below the user's share of the step time.
 
-A purse: every second of training earns `share` seconds, every measurement spends what it took, and one that the
-purse cannot pay for is left out. A run starts with an advance, so that short runs are seen whole, and what it earns
-first pays that back: measuring costs no more than the advance, or than the share of the time where that is more.
-What every step needs, a record of its scalars, is spent from the same purse but never left out: where steps are very
-short, that alone may exceed the share.
+Purses: every second of training earns `share` seconds, divided among the kinds of measurements; every measurement
+spends what it took from the purse of its kind, and one that this cannot pay for is left out. So an expensive look at
+activations, say, is paid off by later looks at activations, while gradients go on. What a full purse cannot hold goes
+to the others. A run starts with an advance, so that short runs are seen well, and what it earns first pays that back:
+measuring costs no more than the advance, or than the share of the time where that is more. What every step needs, a
+record of its scalars, is spent from all purses but never left out: where steps are very short, that alone may exceed
+the share.
 """
 
 from __future__ import annotations
 
 ADVANCE_SECONDS = 0.25
 _SMOOTHING = 0.2  # weight of the newest cost in the expected one
+# How the share is divided; kinds begin with these words.
+_PARTS = {"gradient": 0.4, "update": 0.15, "weight": 0.1, "moment": 0.1, "activation": 0.15, "batch": 0.1}
+_MOMENTS = ("momentum", "second_moment")
+
+
+def _part_of(kind: str) -> str:
+    first = kind.partition(" ")[0]
+    return "moment" if first in _MOMENTS else first if first in _PARTS else "weight"
+
+
+class _Purse:
+    def __init__(self, part: float, advance: float) -> None:
+        self.part, self.full = part, part * advance
+        self.holds = self.owed = self.full
+
+    def earn(self, seconds: float) -> float:
+        """Takes what it has room for, after what it owes; returns the rest."""
+        paid = min(seconds, self.owed)
+        self.owed -= paid
+        taken = max(0.0, min(seconds - paid, self.full - self.holds))
+        self.holds += taken
+        return seconds - paid - taken
 
 
 class Budget:
@@ -18,33 +42,47 @@ class Budget:
 
     def __init__(self, share: float | None) -> None:
         self.share = share
-        self._purse = ADVANCE_SECONDS if share else 0.0
-        self._owed = self._purse  # of the advance
+        advance = ADVANCE_SECONDS if share else 0.0
+        self._purses = {name: _Purse(part, advance) for name, part in _PARTS.items()}
         self._expected: dict[str, float] = {}
+        self._unsettled: dict[str, float] = {}  # seconds of measurements within what is about to be spent
         self.elapsed = 0.0
         self.spent = 0.0
 
     def earn(self, seconds: float) -> None:
-        """Training time that went by. The purse is capped: a pause is no reason for a spending spree."""
+        """Training time that went by. Purses are capped: a pause is no reason for a spending spree."""
         self.elapsed += seconds
         earned = (self.share or 0.0) * seconds
-        paid = min(earned, self._owed)
-        self._owed -= paid
-        self._purse = min(self._purse + earned - paid, ADVANCE_SECONDS)
+        rest = sum(purse.earn(purse.part * earned) for purse in self._purses.values())
+        for purse in sorted(self._purses.values(), key=lambda purse: -purse.part):
+            rest = purse.earn(rest)
 
-    def spend(self, seconds: float) -> None:
+    def spend(self, seconds: float, kind: str | None = None) -> None:
+        """Of a kind, or of what was learned since the last time; what else it took is everyone's."""
         self.spent += seconds
-        self._purse -= seconds
+        if kind is not None:
+            self._purses[_part_of(kind)].holds -= seconds
+            return
+        known = sum(self._unsettled.values())
+        scale = min(1.0, seconds / known) if known > 0 else 0.0
+        for name, purse in self._purses.items():
+            own = scale * self._unsettled.get(name, 0.0)
+            purse.holds -= own + purse.part * (seconds - scale * known)
+        self._unsettled.clear()
 
-    def learn(self, kind: str, seconds: float) -> None:
+    def learn(self, kind: str, seconds: float, *, is_settled: bool = False) -> None:
         """What a measurement of this kind took, to expect the next one."""
         known = self._expected.get(kind, seconds)
         # A first call that builds tables is no measure of the next: expectations fall at once and rise slowly.
         self._expected[kind] = min(seconds, known + _SMOOTHING * (seconds - known))
+        if not is_settled:
+            part = _part_of(kind)
+            self._unsettled[part] = self._unsettled.get(part, 0.0) + seconds
 
     def affords(self, kind: str) -> bool:
         """Whether a measurement of this kind may be made now."""
         if self.share is None:
             return True
+        purse = self._purses[_part_of(kind)]
         # What costs more than the purse can hold is bought when that is full, and paid off afterwards.
-        return self.share > 0 and min(self._expected.get(kind, 0.0), ADVANCE_SECONDS) <= self._purse
+        return self.share > 0 and min(self._expected.get(kind, 0.0), purse.full) <= purse.holds

@@ -26,8 +26,8 @@ class Cadence:
         self._settings, self._budget = settings, budget
         self._measured_at: dict[str, int] = {}  # kind -> the last step that had it
         self._rare_at = -1  # the last step that had something that is not measured at every step
-        # Of what was measured and is not done yet, and whether it is charged.
-        self._timers: deque[tuple[DeviceTimer, bool]] = deque(maxlen=_MOST_TIMERS)
+        # Of what was measured and is not done yet, and the kind that is charged.
+        self._timers: deque[tuple[DeviceTimer, str | None]] = deque(maxlen=_MOST_TIMERS)
         # The device has not even come to what was measured in the step that is over here: it has work for a while, and
         # what this thread does meanwhile does not make the training any longer.
         self.is_hidden = False
@@ -45,9 +45,10 @@ class Cadence:
         """Whether this kind is due, need not wait for its turn, and the budget allows it."""
         return self.is_due(kind, every) and not self.must_wait(kind, every) and self._budget.affords(kind)
 
-    def is_next(self, kind: str, every: int) -> bool:
-        """Whether this kind is due at the step after this one, and the budget allows it now."""
-        return self._measured_at.get(kind, self.step) + every == self.step + 1 and self._budget.affords(kind)
+    def is_next(self, kind: str, every: int, ahead: int) -> bool:
+        """Whether this kind is due within so many steps after this one, and the budget allows it now."""
+        left = self._measured_at.get(kind, self.step) + every - self.step
+        return 0 < left <= ahead and self._budget.affords(kind)
 
     def wants_histogram(self, kind: str, every: int) -> bool:
         """Of a kind that is measured every so many steps."""
@@ -78,12 +79,13 @@ class Cadence:
         timer = DeviceTimer.start(tensors[0].device)
         yield
         if timer is not None:
-            self.follow(timer, True)
+            self.follow(timer, kind)
         self.note_measured(kind, histograms)
         self._budget.learn(f"{kind} histogram" if histograms else kind, time.perf_counter() - started)
 
-    def follow(self, timer: DeviceTimer, is_charged: bool) -> None:
-        self._timers.append((timer.stop(), is_charged))
+    def follow(self, timer: DeviceTimer, kind: str | None) -> None:
+        """Charges what the device takes to this kind, when that is known; None for what costs nothing more."""
+        self._timers.append((timer.stop(), kind))
 
     def note_measured(self, kind: str, histograms: bool) -> None:
         self._measured_at[kind] = self.step
@@ -97,5 +99,6 @@ class Cadence:
         if self._timers:
             self.is_hidden = not self._timers[-1][0].has_begun()
         while self._timers and (seconds := self._timers[0][0].seconds()) is not None:
-            _, is_charged = self._timers.popleft()
-            self._budget.spend(seconds if is_charged else 0.0)
+            _, kind = self._timers.popleft()
+            if kind is not None:
+                self._budget.spend(seconds, kind)

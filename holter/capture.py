@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from itertools import compress
@@ -32,6 +33,11 @@ _claimed: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary(
 # Captures whose model was garbage-collected. That may happen while torch walks its hooks, so theirs are taken away
 # later: with the next attach or detach.
 _abandoned: list[Capture] = []
+# Captures that are told of every optimizer's steps, by one pair of torch's global hooks. torch walks its hooks while
+# they run: a pair that came or went with each capture would make a step raise that another thread takes meanwhile.
+_listening: list[Capture] = []
+_step_hooks: list[RemovableHandle] = []
+_changing = threading.Lock()
 
 
 def warn_of_other_monitors(optimizers: Iterable[Optimizer]) -> None:
@@ -160,16 +166,14 @@ class Capture:
         for optimizer in optimizers:
             self._optimizers[optimizer] = True
             _claimed[optimizer] = _claimed.get(optimizer, 0) + 1
-        self._handles: list[RemovableHandle] = [
-            register_optimizer_step_pre_hook(self._before_step),
-            register_optimizer_step_post_hook(self._after_step),
-        ]
+        self._handles: list[RemovableHandle] = []
         with contextlib.suppress(RuntimeError):  # a scripted module takes no hooks: its forwards are not observed
             began, ended = (ModuleHook(self, "see a forward", Capture._forward, is_end) for is_end in (False, True))
             self._handles.append(model.register_forward_pre_hook(began))
             if sees_ends:
                 self._handles.append(model.register_forward_hook(ended))
         self._scaler = _WatchedScaler.attach(scaler, self) if scaler is not None else None
+        _listen(self)
 
     def detach(self) -> None:
         """Leaves no trace; a second call does nothing."""
@@ -191,6 +195,7 @@ class Capture:
         _abandoned.append(self)
 
     def _remove_hooks(self) -> None:
+        _listen_no_more(self)
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -209,7 +214,7 @@ class Capture:
     def _before_step(self, optimizer: Optimizer, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         with self._problems.contained("see a step coming"):
             if self._concerns(optimizer):
-                frame = sys._getframe(1)
+                frame = sys._getframe(2)  # of torch's step, which has called our hook, which tells all captures
                 self._forget_steps_that_raised(frame)
                 self._steps.append((id(optimizer), id(frame)))
                 if len(self._steps) == 1:  # a step within a step (a wrapper, super().step()) is part of it
@@ -250,6 +255,31 @@ class Capture:
     def _trains_the_model(self, optimizer: Optimizer) -> bool:
         model = self._model()
         return model is not None and overlaps(model.parameters(), optimizer)
+
+
+def _listen(capture: Capture) -> None:
+    with _changing:
+        _listening.append(capture)
+        if not _step_hooks:
+            _step_hooks.append(register_optimizer_step_pre_hook(_before_any_step))
+            _step_hooks.append(register_optimizer_step_post_hook(_after_any_step))
+
+
+def _listen_no_more(capture: Capture) -> None:
+    with _changing:
+        _listening[:] = [other for other in _listening if other is not capture]
+        while _step_hooks and not _listening:
+            _step_hooks.pop().remove()
+
+
+def _before_any_step(optimizer: Optimizer, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    for capture in tuple(_listening):
+        capture._before_step(optimizer, args, kwargs)
+
+
+def _after_any_step(optimizer: Optimizer, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    for capture in tuple(_listening):
+        capture._after_step(optimizer, args, kwargs)
 
 
 def _remove_abandoned() -> None:

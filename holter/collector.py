@@ -72,6 +72,7 @@ class Collector:
         self._pending = Draft()
         self._gradients = None
         self._order.forget()
+        self._updates.restart()
         self._logged.restart()
         self._cadence.restart(step)
 
@@ -90,6 +91,10 @@ class Collector:
         self._order.forget()
         self._updates.give_up()
         self._activations.give_up()
+
+    def abandon(self) -> None:
+        """Lets go of the parameters where the model is gone and a step had raised; by the garbage collector."""
+        self._updates.give_up()
 
     def loaded(self, batch: Any) -> None:
         self._logged.loaded(batch)
@@ -141,7 +146,7 @@ class Collector:
                 self._cadence.note_measured("gradient", histograms)
                 self._gradients.add(owners, [(list(owners), rows)])
             if timer is not None:
-                self._cadence.follow(timer, histograms)
+                self._cadence.follow(timer, "gradient" if histograms else None)
             self.clipped(norm, max_norm, 2.0)
         return norm
 
@@ -221,14 +226,14 @@ class Collector:
             add_scalar(self._pending, name, value)
         seconds = self._activations.seconds - self._looked_before
         self._looked_before += seconds
-        self._budget.spend(seconds)
-        self._budget.learn("activation", seconds)
+        self._budget.spend(seconds, "activation")
+        self._budget.learn("activation", seconds, is_settled=True)
         if found:
             has_histograms = any(rows.has_histograms for rows in found)
             self._cadence.note_measured("activation", has_histograms)
 
-    def before_update(self, optimizer: Optimizer) -> None:
-        self._updates.before(self.step, optimizer)
+    def before_update(self, optimizer: Optimizer, has_closure: bool) -> None:
+        self._updates.before(self.step, optimizer, has_closure)
 
     def after_update(self, optimizer: Optimizer) -> None:
         self._pending.rows += self._updates.after(optimizer)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -18,13 +18,15 @@ from holter.statistics.rows import Rows
 from holter.transfer import Parcel
 
 AnyArray = npt.NDArray[Any]
+Failed = Callable[[str, BaseException], None]  # told what could not be done, and why
 
 
 class Completion(Protocol):
-    """Makes of rows, and sums [n, k] beside them, what is recorded; it may use the rows of the gradients."""
+    """Makes of rows, and sums [n, k] beside them, what is recorded; it may use the rows of the gradients, as they were
+    before a clip of Holter's left so much of them."""
 
     def __call__(
-        self, layers: tuple[str, ...], rows: Rows, sums: Floats, gradients: LayerRows | None, factor: float
+        self, layers: tuple[str, ...], rows: Rows, sums: Floats, gradients: LayerRows | None, clipped: float
     ) -> LayerRows: ...
 
 
@@ -35,7 +37,7 @@ class NamedSums:
     names: tuple[str, ...]
 
     def __call__(
-        self, layers: tuple[str, ...], rows: Rows, sums: Floats, gradients: LayerRows | None, factor: float
+        self, layers: tuple[str, ...], rows: Rows, sums: Floats, gradients: LayerRows | None, clipped: float
     ) -> LayerRows:
         return LayerRows(layers, rows, dict(zip(self.names, sums.T, strict=True)))
 
@@ -78,6 +80,9 @@ class RoleRows:
         values = np.asarray(next(arrived), dtype=np.float64)
         histograms = Histograms.from_dense(next(arrived)) if self.rows.histograms is not None else None
         return Rows(values, histograms), np.asarray(next(arrived), np.float64) if self.sums is not None else None
+
+
+OnHost = tuple[RoleRows, Rows, Floats | None]  # what was sent, its rows and the sums beside them
 
 
 @dataclass
@@ -150,40 +155,50 @@ class Draft:
     def has_arrived(self) -> bool:
         return self._parcel is not None and self._parcel.has_arrived()
 
-    def record(self, extra: Mapping[str, float]) -> Record:
-        """The record, once everything has arrived; `extra` are scalars that only the writer knows."""
+    def record(self, extra: Mapping[str, float], failed: Failed) -> Record:
+        """The record, once everything has arrived; `extra` are scalars that only the writer knows.
+
+        What is measured only now may fail: the record is worth more than that, and is made without it.
+        """
         assert self._parcel is not None
         host = iter(self._parcel.arrays())
         scalars = {
             name: _mean([float(next(host)) if isinstance(value, Tensor) else value for value in many])
             for name, many in self.values.items()
         }
-        found = [rows.on_host(host) for rows in self.rows]
+        found = list(self._on_host(host, failed))
         scale = float(next(host)) if self.gradient_scale is not None else 1.0
         parts: dict[str, list[LayerRows]] = {}
-        for role_rows, (rows, _) in zip(self.rows, found, strict=True):
+        for role_rows, rows, _ in found:
             if role_rows.role == "gradient" and scale != 1.0:
                 rows = rows.scaled(1.0 / scale)
             if role_rows.complete is None:
                 parts.setdefault(role_rows.role, []).append(LayerRows(role_rows.layers, rows))
         by_role = {role: _join(found) for role, found in parts.items()}
         _add_gradient_scalars(scalars, by_role.get("gradient"), "_selected" if self.gradients_are_partial else "")
-        completed = self._completed(found, by_role.get("gradient"), scale * _clipped_to(scalars))
+        completed = _completed(found, by_role.get("gradient"), _clipped_to(scalars))
         by_role.update({role: _join(found) for role, found in completed.items()})
         return Record(self.step, self.time, {**scalars, **extra}, by_role, dict(self.notes), self.segment, self.late)
 
-    def _completed(
-        self, found: list[tuple[Rows, Floats | None]], gradients: LayerRows | None, factor: float
-    ) -> dict[str, list[LayerRows]]:
-        """`factor`: how many times as large as the recorded gradients those were that the optimizer found."""
-        if self.notes.get("gradients_read_at") not in ("step", "clip"):
-            gradients = None  # they are others than those that were sampled before the step
-        parts: dict[str, list[LayerRows]] = {}
-        for role_rows, (rows, sums) in zip(self.rows, found, strict=True):
-            if role_rows.complete is not None and sums is not None:
-                made = role_rows.complete(role_rows.layers, rows, sums, gradients, factor)
-                parts.setdefault(role_rows.role, []).append(made)
-        return parts
+    def _on_host(self, arrived: Iterator[AnyArray], failed: Failed) -> Iterator[OnHost]:
+        for role_rows in self.rows:
+            try:
+                rows, sums = role_rows.on_host(arrived)
+            except Exception as error:
+                if not isinstance(role_rows.rows, LateRows):
+                    raise
+                failed(f"measure the {role_rows.role}", error)
+            else:
+                yield role_rows, rows, sums
+
+
+def _completed(found: Iterable[OnHost], gradients: LayerRows | None, clipped: float) -> dict[str, list[LayerRows]]:
+    parts: dict[str, list[LayerRows]] = {}
+    for role_rows, rows, sums in found:
+        if role_rows.complete is not None and sums is not None:
+            made = role_rows.complete(role_rows.layers, rows, sums, gradients, clipped)
+            parts.setdefault(role_rows.role, []).append(made)
+    return parts
 
 
 def _mean(values: list[float]) -> float:

@@ -15,15 +15,16 @@ from holter.draft import Draft
 from holter.measuring import Measuring
 from holter.problems import Complaint, Problems
 from holter.record import is_validation
+from holter.statistics.measure import unmeasurable
 
 # Names of Holter's own; what a user logs under one of them is kept as logged/<name>.
 OWN = {
     *("learning_rate", "gradient_norm", "gradient_norm_clipped", "gradient_nonfinite", "clip_norm", "clip_max_norm"),
     *("gradient_norm_selected", "gradient_nonfinite_selected"),
     *("skipped", "loss_scale", "step_time", "monitor_cost", "dropped", *LOGITS),
-    *("samples_per_second", "tokens_per_second"),
+    *("samples_per_second", "tokens_per_second", "weight_decay", "optimizer_step"),
 }
-OWN_PREFIXES = ("learning_rate/", "machine/", "time/", "batch/")
+OWN_PREFIXES = ("learning_rate/", "weight_decay/", "machine/", "time/", "batch/")
 
 
 @dataclass
@@ -162,9 +163,22 @@ def _scalar(value: Any) -> float | Tensor:
     if isinstance(value, Tensor):
         if value.numel() != 1:
             raise Complaint("only inputs= and targets= take whole tensors, other values are single numbers")
+        value = _local(value)
         # On the host it can be read at once; elsewhere a copy is kept, which later changes do not reach.
         return float(value.detach()) if value.device.type == "cpu" else value.detach().clone().view(())
     try:
         return float(value)
     except (TypeError, ValueError):
         raise Complaint(f"it is a {type(value).__name__}, not a number") from None
+
+
+def _local(value: Tensor) -> Tensor:
+    """As this process holds it; refused where it holds no number, or would have to ask the others for it."""
+    if hasattr(value, "to_local"):
+        if not all(placement.is_replicate() for placement in getattr(value, "placements", ())):
+            raise Complaint("it is spread over several processes: log its full_tensor()")
+        value = value.to_local()
+    refused = "it is a complex number" if value.is_complex() else unmeasurable(value)
+    if refused is not None:
+        raise Complaint(refused)
+    return value

@@ -229,11 +229,11 @@ class Monitor:
 
     def before_step(self, optimizer: Optimizer, has_closure: bool) -> None:
         self._time("measuring")
-        self._attempt("take the activations", self._collector.take_activations)
         self._attempt("read the weights", self._collector.read_weights)
-        if not has_closure:  # a closure computes the gradients inside the step
+        if not has_closure:  # a closure runs the forward and computes the gradients inside the step
+            self._attempt("take the activations", self._collector.take_activations)
             self._read_gradients("step", optimizer)
-        self._attempt("look at what a step changes", self._collector.before_update, optimizer)
+        self._attempt("look at what a step changes", self._collector.before_update, optimizer, has_closure)
         self._time("step_began")
 
     def after_step(self, optimizer: Optimizer, has_closure: bool) -> None:
@@ -241,6 +241,7 @@ class Monitor:
         self._attempt("measure an update", self._collector.after_update, optimizer)
         self._attempt("read the moments", self._collector.read_moments, optimizer)
         if has_closure:
+            self._attempt("take the activations", self._collector.take_activations)
             self._read_gradients("closure", optimizer)
         self._finish_step(optimizer, skipped=False)
 
@@ -341,4 +342,5 @@ class Monitor:
             self._closed = True
             self._at_exit.cancel()
             self._capture.abandon()
+            self._collector.abandon()
             self._writer.stop(Ending(time.time(), "ended"), _CLOSE_SECONDS)

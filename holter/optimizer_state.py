@@ -90,16 +90,15 @@ class OptimizerRoles:
     def _sample(self, kept: Sequence[_Kept]) -> _Sample:
         seconds = in_line([one.second for one in kept if one.second is not None])
         sizes, device = tuple(line.numel() for line in seconds), seconds[0].device
-        if self._sampler is None or self._sampler.sizes != sizes:
+        if self._sampler is None or (self._sampler.sizes, self._sampler.device) != (sizes, device):
             self._sampler = Sampler(sizes, device)
-        gradients = [one.parameter.grad for one in kept]
-        known = [gradient for gradient in gradients if gradient is not None and not gradient.is_sparse]
+        known = [gradient for one in kept if (gradient := _gradient_of(one)) is not None]
         return _Sample(
             self._sampler.segments,
             self._sampler.take(seconds),
             self._sampler.take(in_line(known)) if len(known) == len(kept) else None,
             _corrections(kept, device),
-            _line([_number(one.group.get("eps")) for one in kept], device),
+            _line([number_on_host(one.group.get("eps")) for one in kept], device),
         )
 
 
@@ -141,6 +140,16 @@ def _both(rows: DeviceRows, sample: _Sample) -> tuple[DeviceRows, Tensor]:
     return rows, sample.sums()
 
 
+def _gradient_of(kept: _Kept) -> Tensor | None:
+    """As it lies beside the second moment, number for number: one that was loaded may have another layout in memory."""
+    gradient, second = kept.parameter.grad, kept.second
+    if gradient is None or gradient.is_sparse or second is None:
+        return None
+    if gradient.stride() == second.stride():
+        return gradient
+    return torch.empty_like(second, dtype=gradient.dtype).copy_(gradient.detach())
+
+
 def _alike(parameter: Tensor, state: dict[Any, Any], keys: Sequence[str]) -> Tensor | None:
     """The part of the state under one of these names that has a number for every number of the parameter."""
     for key in keys:
@@ -153,16 +162,18 @@ def _alike(parameter: Tensor, state: dict[Any, Any], keys: Sequence[str]) -> Ten
 def _corrections(kept: Sequence[_Kept], device: torch.device) -> Tensor:
     """1 - beta2^t of each, 1 where the optimizer has no betas. Steps on the device are read there."""
     betas = [one.group.get("betas") for one in kept]
-    rates = [_number(pair[1]) if isinstance(pair, tuple | list) and len(pair) > 1 else math.nan for pair in betas]
+    rates = [
+        number_on_host(pair[1]) if isinstance(pair, tuple | list) and len(pair) > 1 else math.nan for pair in betas
+    ]
     on_device = [one.steps for one in kept if isinstance(one.steps, Tensor) and one.steps.device == device]
     if device.type != "cpu" and len(on_device) == len(kept):
         steps = torch.stack([step.detach().reshape(()) for step in on_device]).double()
     else:
-        steps = _line([_number(one.steps) for one in kept], device)
+        steps = _line([number_on_host(one.steps) for one in kept], device)
     return (1 - _line(rates, device) ** steps).nan_to_num(1.0)
 
 
-def _number(value: Any) -> float:
+def number_on_host(value: Any) -> float:
     """NaN for what is none, or is not known on the host."""
     if isinstance(value, Tensor) and (value.device.type != "cpu" or value.numel() != 1):
         return math.nan

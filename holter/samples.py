@@ -68,7 +68,7 @@ class Sampler:
     """Takes samples of tensors of these sizes, all on one device."""
 
     def __init__(self, sizes: Sequence[int], device: torch.device) -> None:
-        self.sizes = tuple(sizes)
+        self.sizes, self.device = tuple(sizes), device
         self.strides = [stride_of(size) for size in sizes]
         self._on_host = device.type == "cpu"
         self.segments = Segments([-(-n // stride) for n, stride in zip(self.sizes, self.strides, strict=True)], device)

@@ -17,7 +17,6 @@ from rich.text import Text
 from holter.glance import Glance
 from holter.header import STATE_STYLES, render_header
 from holter.layer_tables import WORST, layer_table, render_role, role_heading
-from holter.signs import Sign
 from holter.summary import Summary
 from holter.tables import Column, FittingTable, name_cell
 from holter.words import amount, duration, number, printable, size
@@ -47,7 +46,7 @@ def _bad_if(condition: bool) -> str:
 
 def render_run(summary: Summary, *, all_layers: bool = False) -> RenderableType:
     """The header, what is odd, then a table a role."""
-    signs = render_signs(summary.signs, len(summary.signs) if all_layers else _SIGNS)
+    signs = render_signs(summary, len(summary.signs) if all_layers else _SIGNS)
     parts: list[RenderableType] = [render_header(summary), Text(), *signs]
     for role in summary.roles:
         parts += [Text(), *render_role(role, len(role.layers) if all_layers else WORST)]
@@ -56,10 +55,11 @@ def render_run(summary: Summary, *, all_layers: bool = False) -> RenderableType:
     return Group(*parts)
 
 
-def render_signs(signs: Sequence[Sign], most: int) -> list[RenderableType]:
-    """A line each, the worst first."""
+def render_signs(summary: Summary, most: int) -> list[RenderableType]:
+    """A line each, the worst first; and how much was looked at, where that is little."""
+    signs = summary.signs
     if not signs:
-        return [Text.assemble(("signs", "bold"), "  nothing odd was seen")]
+        return [Text.assemble(("signs", "bold"), f"  nothing odd was seen{_coverage(summary)}")]
     grid = Table.grid(padding=(0, 2))
     grid.add_column(no_wrap=True)
     grid.add_column(overflow="fold")
@@ -71,9 +71,18 @@ def render_signs(signs: Sequence[Sign], most: int) -> list[RenderableType]:
     return [*parts, Text(f" … and {rest:,} more: --all shows them", "dim")] if rest > 0 else parts
 
 
+def _coverage(summary: Summary) -> str:
+    """What the budget left out: nothing odd in one step of a thousand says little."""
+    looks = {role.role: role.steps for role in summary.roles}
+    seen = looks.get("gradient", 0)
+    if 2 * seen >= summary.steps:
+        return ""
+    return f", but gradients were measured in {seen:,} of {summary.steps:,} steps (budget=None measures all)"
+
+
 def render_demo(summary: Summary) -> RenderableType:
     """What the demo recorded, in short, and what to try next."""
-    parts: list[RenderableType] = [Text(), render_header(summary), Text(), *render_signs(summary.signs, _SIGNS), Text()]
+    parts: list[RenderableType] = [Text(), render_header(summary), Text(), *render_signs(summary, _SIGNS), Text()]
     parts += [role_heading(role) for role in summary.roles]
     gradients = next((role for role in summary.roles if role.role == "gradient"), None)
     if gradients is not None:

@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from holter.capture import Layers, held_by
+from holter.capture import Layers, gradient_scale_of, held_by
 from holter.draft import LateRows, RoleRows
 from holter.measuring import Measuring
+from holter.optimizer_state import number_on_host
 from holter.statistics.device_rows import DeviceRows
 from holter.statistics.measure import Measurer
-from holter.updates import Before, Change, Completion, Updates
+from holter.updates import Before, Change, Completion, Gradients, Updates
+
+_TO_COME = "update to come"  # the kind of what is sampled one step ahead
+
+
+@dataclass(eq=False)
+class _Look:
+    """At the parameters of one optimizer on one device, around one step."""
+
+    updates: Updates
+    names: list[str]
+    parameters: list[Tensor]
+    before: Before | None = None  # None where only gradients are sampled, a step ahead of an update
+    gradients: Gradients | None = None  # None until a closure has computed them
 
 
 class UpdateRoles:
@@ -23,49 +38,71 @@ class UpdateRoles:
     def __init__(self, layers: Layers, measuring: Measuring, pace: int | None) -> None:
         self._layers, self._measuring, self._pace = layers, measuring, pace
         self._samples: WeakKeyDictionary[Optimizer, dict[torch.device, Updates]] = WeakKeyDictionary()
-        self._before: list[tuple[Updates, Before]] = []  # of the step that is being taken
+        self._turns: WeakKeyDictionary[Optimizer, tuple[int, int]] = WeakKeyDictionary()  # steps: the last, and this
+        self._looks: list[_Look] = []  # at the step that is being taken
         self._late_measurer = Measurer()  # of the writer's thread: two threads cannot share one
 
-    def before(self, step: int, optimizer: Optimizer) -> None:
-        """Samples what this optimizer is about to change, and gradients one step ahead of that."""
+    def before(self, step: int, optimizer: Optimizer, has_closure: bool) -> None:
+        """Samples what this optimizer is about to change, and gradients one step ahead of that.
+
+        A closure computes the gradients inside the step: they are sampled after it.
+        """
         cadence = self._measuring.cadence
-        self._before = []
+        self._looks = []
         if self._pace is None:
             return
-        kind = _kind(optimizer)
+        kind, last = _kind(optimizer), self._turn(step, optimizer)
         is_wanted = cadence.is_wanted(kind, self._pace)
-        if not is_wanted and not cadence.is_next(kind, self._pace):
+        if not is_wanted and not cadence.is_next(kind, self._pace, step - last):
             return
-        held = held_by(optimizer)
-        named = [
-            (name, parameter)
-            for name, parameter in zip(*self._layers.current(), strict=True)
-            if id(parameter) in held and parameter.grad is not None and not parameter.grad.is_sparse
-        ]
-        for names, parameters in self._measuring.by_device([name for name, _ in named], [p for _, p in named]):
+        for names, parameters in self._measuring.by_device(*self._named(optimizer, has_closure)):
             updates = self._samples.setdefault(optimizer, {}).setdefault(parameters[0].device, Updates())
-            with cadence.account(kind if is_wanted else "update to come", False, parameters):
+            look = _Look(updates, names, parameters)
+            with cadence.account(kind if is_wanted else _TO_COME, False, parameters):
+                if not has_closure:
+                    scale = gradient_scale_of(optimizer)
+                    look.gradients = updates.gradients(step, last, names, parameters, scale)
                 if is_wanted:
-                    self._before.append((updates, updates.before(step, names, parameters, self._measuring.measurer)))
-                else:
-                    gradients = [p.grad for p in parameters if p.grad is not None]
-                    updates.remember_gradients(step, names, gradients)
+                    look.before = updates.before(parameters, self._measuring.measurer)
+            if is_wanted or has_closure:
+                self._looks.append(look)
 
     def after(self, optimizer: Optimizer) -> list[RoleRows]:
         """What the step has changed, where a sample was taken before it."""
-        if not self._before:
-            return []
+        looks, self._looks = self._looks, []
         found = []
-        rate_of = {id(p): group.get("lr") for group in optimizer.param_groups for p in group["params"]}
-        for updates, before in self._before:
-            with self._measuring.cadence.account(_kind(optimizer), False, before.parameters):
-                change = updates.after(before, self._measuring.measurer)
+        for look in looks:
+            kind = _kind(optimizer) if look.before is not None else _TO_COME
+            with self._measuring.cadence.account(kind, False, look.parameters):
+                if look.gradients is None:
+                    last, step = self._turns[optimizer]
+                    look.gradients = look.updates.gradients(step, last, look.names, look.parameters, None)
+                if look.before is None:
+                    continue
+                change = look.updates.after(look.before, look.gradients, self._measuring.measurer)
                 rows, sums = self._measure(change)
-            rates = [rate_of.get(id(parameter)) for parameter in before.parameters]
-            known = tuple(float(rate) if isinstance(rate, int | float) else math.nan for rate in rates)
-            found.append(RoleRows("update", before.names, rows, sums, Completion(before.plan.sampler.sizes, known)))
-        self._before = []
+            completion = Completion(change.plan.sampler.sizes, _rates(optimizer, look.parameters))
+            found.append(RoleRows("update", tuple(look.names), rows, sums, completion))
         return found
+
+    def _named(self, optimizer: Optimizer, has_closure: bool) -> tuple[list[str], list[Tensor]]:
+        """The measured parameters that this optimizer will change, as far as that is known."""
+        held = held_by(optimizer)
+        names: list[str] = []
+        parameters: list[Tensor] = []
+        for name, parameter in zip(*self._layers.current(), strict=True):
+            has_gradient = parameter.grad is not None and not parameter.grad.is_sparse
+            if id(parameter) in held and (parameter.requires_grad if has_closure else has_gradient):
+                names.append(name)
+                parameters.append(parameter)
+        return names, parameters
+
+    def _turn(self, step: int, optimizer: Optimizer) -> int:
+        """Notes that this optimizer takes this step; the one before that it took: others may have had theirs since."""
+        last, this = self._turns.get(optimizer, (step - 1, step - 1))
+        last = last if this == step else this  # a step that raised is taken again
+        self._turns[optimizer] = last, step
+        return last
 
     def _measure(self, change: Change) -> tuple[DeviceRows | LateRows, Tensor | None]:
         if change.sampled.device.type != "cpu":
@@ -74,7 +111,18 @@ class UpdateRoles:
 
     def give_up(self) -> None:
         """The step that was begun is not taken."""
-        self._before = []
+        self._looks = []
+
+    def restart(self) -> None:
+        """What follows is another line of training: there is no step before it."""
+        self._samples.clear()
+        self._turns.clear()
+
+
+def _rates(optimizer: Optimizer, parameters: Sequence[Tensor]) -> tuple[float, ...]:
+    """Of the group that each is in; NaN where it is not known on the host."""
+    rate_of = {id(parameter): group.get("lr") for group in optimizer.param_groups for parameter in group["params"]}
+    return tuple(number_on_host(rate_of.get(id(parameter))) for parameter in parameters)
 
 
 def _kind(optimizer: Optimizer) -> str:

@@ -39,15 +39,20 @@ class Plan:
 
 @dataclass(frozen=True, eq=False)
 class Before:
-    """What is known just before a step: samples of weights, and of the gradients where all have one; sketches."""
+    """What is known just before a step: samples and sketches of weights."""
 
-    names: tuple[str, ...]
     plan: Plan
     parameters: list[Tensor]
     weights: Tensor
-    gradients: Tensor | None
-    earlier_gradients: Tensor | None  # of the step before
     sketch: Tensor | None
+
+
+@dataclass(frozen=True, eq=False)
+class Gradients:
+    """Samples of those that a step uses, where all parameters have one, and of those of the step before."""
+
+    now: Tensor | None
+    earlier: Tensor | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,20 +63,20 @@ class Change:
     plan: Plan
     sampled: Tensor
     weights: Tensor
-    gradients: Tensor | None
-    earlier_gradients: Tensor | None
+    gradients: Gradients
     folded: Tensor | None
     sketch: Tensor | None
 
     @property
     def size(self) -> int:
         """Bytes that are held."""
-        lines = (self.sampled, self.weights, self.gradients, self.earlier_gradients, self.folded, self.sketch)
+        gradients = self.gradients
+        lines = (self.sampled, self.weights, gradients.now, gradients.earlier, self.folded, self.sketch)
         return sum(line.numel() * line.element_size() for line in lines if line is not None)
 
     def measure(self, measurer: Measurer) -> tuple[DeviceRows, Tensor]:
         """Rows of the sampled updates, and the sums [tensors, 6] that `Completion` needs; all still on the device."""
-        weights, gradients, earlier, nothing = self.weights, self.gradients, self.earlier_gradients, (None, None)
+        weights, gradients, earlier, nothing = self.weights, self.gradients.now, self.gradients.earlier, (None, None)
         rows = measurer.measure(self.plan.sampler.split(self.sampled))
         sums = self.plan.sampler.segments.dots(
             (weights, weights), (gradients, gradients), (gradients, earlier), (earlier, earlier), nothing, nothing
@@ -83,44 +88,38 @@ class Change:
 
 
 class Updates:
-    """Looks at one list of parameters around a step, and at the gradients one step earlier."""
+    """Looks at one list of parameters around a step, and at the gradients of that step and of the one before."""
 
     def __init__(self) -> None:
         self._plan: Plan | None = None
         self._earlier: tuple[int, tuple[str, ...], Tensor] | None = None
 
-    def remember_gradients(self, step: int, names: Sequence[str], gradients: Sequence[Tensor]) -> None:
-        """For the cosine with those of the next step."""
-        lines = in_line(gradients)
-        self._earlier = step, tuple(names), self._plan_for(lines).sampler.take(lines)
-
-    def before(self, step: int, names: Sequence[str], parameters: Sequence[Tensor], measurer: Measurer) -> Before:
-        lines, key = in_line(parameters), tuple(names)
-        plan = self._plan_for(lines)
-        found = [parameter.grad for parameter in parameters]
-        gradients = in_line([gradient for gradient in found if gradient is not None and not gradient.is_sparse])
-        taken = plan.sampler.take(gradients) if len(gradients) == len(found) else None
+    def gradients(
+        self, step: int, last: int, names: Sequence[str], parameters: Sequence[Tensor], scale: Tensor | None
+    ) -> Gradients:
+        """As they are now, divided by the `scale` that they still bear; `last` is the step before this one."""
+        found, key = [parameter.grad for parameter in parameters], tuple(names)
+        lines = in_line([gradient for gradient in found if gradient is not None and not gradient.is_sparse])
+        taken = None
+        if len(lines) == len(found):
+            taken = self._plan_for(lines).sampler.take(lines)
+            taken = taken if scale is None else taken / scale.detach().to(taken.device, non_blocking=True)
         earlier, self._earlier = self._earlier, (step, key, taken) if taken is not None else None
-        is_last = earlier is not None and earlier[:2] == (step - 1, key)
-        return Before(
-            key,
-            plan,
-            list(parameters),
-            plan.sampler.take(lines),
-            taken,
-            earlier[2] if earlier is not None and is_last else None,
-            plan.sketch(lines, measurer),
-        )
+        return Gradients(taken, earlier[2] if earlier is not None and earlier[:2] == (last, key) else None)
 
-    def after(self, before: Before, measurer: Measurer) -> Change:
+    def before(self, parameters: Sequence[Tensor], measurer: Measurer) -> Before:
+        lines = in_line(parameters)
+        plan = self._plan_for(lines)
+        return Before(plan, list(parameters), plan.sampler.take(lines), plan.sketch(lines, measurer))
+
+    def after(self, before: Before, gradients: Gradients, measurer: Measurer) -> Change:
         lines, plan = in_line(before.parameters), before.plan
         sketch = plan.sketch(lines, measurer)
         return Change(
             plan,
             plan.sampler.take(lines) - before.weights,
             before.weights,
-            before.gradients,
-            before.earlier_gradients,
+            gradients,
             sketch - before.sketch if sketch is not None and before.sketch is not None else None,
             before.sketch,
         )
@@ -140,9 +139,9 @@ class Completion:
     rates: tuple[float, ...]  # of the group that each parameter is in; NaN where it is not known on the host
 
     def __call__(
-        self, layers: tuple[str, ...], rows: Rows, sums: Floats, gradients: LayerRows | None, factor: float
+        self, layers: tuple[str, ...], rows: Rows, sums: Floats, gradients: LayerRows | None, clipped: float
     ) -> LayerRows:
-        """`gradients` are the rows of the whole ones, before a clip; those of the sample are so many times as large."""
+        """`gradients` are the rows of the whole ones, before a clip; those of the sample are `clipped` times them."""
         weight, gradient, agreement, earlier, whole_weight, whole_update = sums.T
         count = rows.column("count")
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -153,11 +152,12 @@ class Completion:
             values[:, _FOURTHS] *= np.where(squares > 0, squares / values[:, _SQUARES], 1) ** 2
             values[:, _SQUARES] = squares
             weight_norm = np.sqrt(_known(whole_weight, weight * scale))
-            gradient_norm = np.sqrt(_known(_squares_of(gradients, layers) * factor**2, gradient * scale))
+            gradient_norm = np.sqrt(_known(_squares_of(gradients, layers) * clipped**2, gradient * scale))
+            length = np.where(weight_norm > 0, weight_norm, np.nan)  # biases begin at zero: no ratio to that
             extras = {
-                "ratio": np.sqrt(squares) / weight_norm,
+                "ratio": np.sqrt(squares) / length,
                 "weight_norm": weight_norm,
-                "planned_ratio": np.array(self.rates) * gradient_norm / weight_norm,
+                "planned_ratio": np.array(self.rates) * gradient_norm / length,
                 "unchanged": rows.column("zeros") / count,
                 "cosine": agreement / np.sqrt(gradient * earlier),
             }

@@ -40,7 +40,8 @@ def watch(
     Gradients are measured every `every` steps, the others every so many, None for never, within `budget`: the share of
     the training time that monitoring may take (None for no limit, 0 for scalars only). `layers` selects by patterns
     ("h.*.attn.*") or by a function of name and parameter or module; `histograms` may name a pace for each role; "auto"
-    looks at activations on the CPU only. Pass the `scaler` of mixed precision so that steps it skips are seen.
+    looks at activations on the CPU only. Pass the `scaler` of mixed precision so that steps it skips are seen,
+    `scheduler` and `total_steps` so that the run knows its plan, `sinks` to send records and findings elsewhere too.
 
     >>> import holter, torch
     >>> model = torch.nn.Linear(2, 1)

@@ -137,7 +137,7 @@ class Writer:
             return _ARRIVAL
         if self._built is None or self._built[0] is not draft:
             dropped = {"dropped": float(self.dropped)} if self.dropped else {}
-            record = draft.record({**dropped, **self._look(draft)})
+            record = draft.record({**dropped, **self._look(draft)}, self._report)
             self._built = draft, replace(record, scalars={**record.scalars, **self._repeats.scalars(record)})
         record = self._built[1]
         pause = self._append(record)

@@ -1,4 +1,4 @@
-"""Small real trainings whose layers can be made sick, and healthy ones that look odd; diagnosed by the layers' rules."""
+"""Small real trainings whose layers can be made sick, and healthy ones that look odd."""
 
 from __future__ import annotations
 

@@ -67,6 +67,33 @@ def test_two_backwards_before_a_step_are_one_record() -> None:
     assert _one_record_each(monitor, 5)
 
 
+@pytest.mark.parametrize("forward", ["in the closure", "before the step too"])
+def test_activations_of_a_closure_are_those_of_its_own_step(forward: str) -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh())
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    expected = []
+    with holter.watch(model, optimizer, run=False, activations=1, budget=None) as monitor:
+        for _ in range(3):
+            x = torch.randn(8, 4)
+
+            def closure() -> Tensor:
+                optimizer.zero_grad()
+                loss = model(x).square().sum()  # noqa: B023
+                loss.backward()
+                return loss
+
+            with torch.no_grad():
+                expected.append(model[1](model[0](x)).double().norm().item())
+            if forward == "before the step too":
+                closure()
+            optimizer.step(closure)
+        steps, layers, norms = monitor.history.series("activation", "norm")
+        rows = [record.rows["activation"].layers for record in monitor.history.records]
+    assert steps.tolist() == [0, 1, 2] and rows == [("0", "1")] * 3
+    np.testing.assert_allclose(norms[:, layers.index("1")], expected, rtol=1e-5)
+
+
 @pytest.mark.parametrize("make_optimizer", [torch.optim.LBFGS, torch.optim.Adam, torch.optim.SGD])
 def test_a_closure_is_one_record_however_often_it_is_called(
     make_optimizer: Callable[..., torch.optim.Optimizer],

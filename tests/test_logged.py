@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import holter
+from holter.logged import OWN, OWN_PREFIXES
 from holter.record import LayerRows, Record, is_validation
 from holter.repeats import Repeats
 from holter.statistics.content import content_hashes
@@ -181,12 +182,64 @@ def test_throughput_needs_no_budget() -> None:
 def test_a_value_under_a_name_of_holters_own_is_kept_apart() -> None:
     loop = Loop()
     loop.forward()
-    mine = {"batch/size": 3.0, "samples_per_second": 1.0, "tokens_per_second": 2.0}
+    mine = {"batch/size": 3.0, "samples_per_second": 1.0, "tokens_per_second": 2.0, "weight_decay": 4.0}
     loop.monitor.log(inputs=torch.ones(6, 12), **mine)
     loop.update()
     assert loop.scalar("batch/size") == {0: 6}
     assert {name: loop.scalar(f"logged/{name}") for name in mine} == {name: {0: value} for name, value in mine.items()}
-    assert len(loop.monitor.findings) == 3
+    assert len(loop.monitor.findings) == 4
+
+
+def test_every_scalar_that_holter_records_is_a_name_of_its_own() -> None:
+    """Otherwise a value of the user's would be averaged with it, or lost."""
+    model = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.Adam([{"params": [one]} for one in model.parameters()], weight_decay=0.5)
+    scaler = torch.amp.GradScaler("cpu")
+    with holter.watch(model, optimizer, run=False, budget=None, activations=1, scaler=scaler) as monitor:
+        for batch in monitor.batches([torch.ones(2, 4)] * 3):
+            scaler.scale(model(batch).sum()).backward()
+            scaler.unscale_(optimizer)
+            monitor.clip_grad_norm_(1.0)
+            scaler.step(optimizer)
+            scaler.update()
+            monitor.log(inputs=batch)
+        names = monitor.history.scalars
+    assert {"weight_decay/1", "optimizer_step", "loss_scale", "clip_norm", "time/data"} <= set(names)
+    assert [name for name in names if name not in OWN and not name.startswith(OWN_PREFIXES)] == []
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        (torch.empty((), device="meta"), "meta device"),
+        (torch.tensor(1 + 2j), "complex"),
+    ],
+)
+def test_a_tensor_that_holds_no_number_does_not_cost_the_record(value: torch.Tensor, told: str) -> None:
+    loop = Loop()
+    loop.forward()
+    loop.monitor.log(loss=1.0, odd=value)
+    loop.update()
+    assert loop.scalar("loss") == {0: 1.0} and loop.scalar("odd") == {}
+    assert [told in finding.evidence["what"] for finding in loop.monitor.findings] == [True]
+
+
+def test_a_loss_that_other_processes_hold_a_part_of_is_not_asked_for() -> None:
+    """P8: to ask a DTensor for its number may be a collective, which the other ranks need not join."""
+    from torch.distributed.tensor import DTensor, Partial, Replicate, init_device_mesh
+
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        mesh = init_device_mesh("cpu", (1,))
+        whole, part = (DTensor.from_local(torch.tensor(3.0), mesh, [kind]) for kind in (Replicate(), Partial()))
+        loop = Loop()
+        loop.forward()
+        loop.monitor.log(whole=whole, part=part)
+        loop.update()
+        assert loop.scalar("whole") == {0: 3.0} and loop.scalar("part") == {}
+        assert ["full_tensor" in finding.evidence["what"] for finding in loop.monitor.findings] == [True]
+    finally:
+        torch.distributed.destroy_process_group()
 
 
 # Validation -----------------------------------------------------------------------------------------------------

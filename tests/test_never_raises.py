@@ -5,12 +5,14 @@ from __future__ import annotations
 import errno
 import inspect
 import random
+import threading
 from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 import holter
 from holter import (
@@ -61,7 +63,7 @@ MODULES = (
 # Not faulted: what runs once in watch(), before training, where errors are raised on purpose; and the hooks
 # themselves, which are the guards under test. A fault is put into everything that they call.
 SPARED = {"__init__", "attach", "__post_init__", "__len__", "__repr__", "__call__", "__reduce__"}
-SPARED |= {"skipped", "_before_step", "_after_step"}
+SPARED |= {"skipped", "_before_step", "_after_step", "_before_any_step", "_after_any_step", "_listen"}
 
 
 def _functions(module: ModuleType) -> Iterator[tuple[Any, str]]:
@@ -259,6 +261,32 @@ def test_a_sink_that_raises_is_cut_off_and_reported(tmp_path: Any, unwatched: Tr
     assert any("Hostile" in finding.advice for finding in training.monitor.findings)
     stored = b"".join(file.read_bytes() for file in (tmp_path / "run").iterdir())
     assert b"Hostile" in stored and b"hunter2" not in stored
+
+
+def test_monitors_that_come_and_go_leave_the_step_of_another_training_alone() -> None:
+    """P1: torch walks its global hooks while a step's are called; another thread may open or close a monitor then."""
+
+    def meddle(*_: Any) -> None:
+        thread = threading.Thread(target=lambda: watched().close())
+        thread.start()
+        thread.join()
+
+    def watched() -> holter.Monitor:
+        model = torch.nn.Linear(2, 2)
+        return holter.watch(model, torch.optim.SGD(model.parameters(), lr=0.1), run=False)
+
+    handles = [register(meddle) for register in (register_optimizer_step_pre_hook, register_optimizer_step_post_hook)]
+    try:
+        model = torch.nn.Linear(2, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with holter.watch(model, optimizer, run=False) as monitor:
+            for _ in range(3):
+                model(torch.ones(1, 2)).sum().backward()
+                optimizer.step()
+            assert len(monitor.history) == 3 and monitor.findings == ()
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def test_an_interrupt_passes_through(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -198,6 +198,24 @@ def test_gradients_that_are_gone_after_the_step_leave_the_rest() -> None:
     assert monitor.findings == ()
 
 
+def test_a_state_of_another_layout_in_memory_is_compared_number_by_number() -> None:
+    """As where the model is given channels_last and the state was loaded, or is older than that."""
+    torch.manual_seed(0)
+    model, images = nn.Conv2d(8, 16, 3, bias=False), torch.randn(4, 8, 8, 8)
+    optimizer = torch.optim.Adam(model.parameters())
+    model(images).square().sum().backward()
+    optimizer.step()
+    model.to(memory_format=torch.channels_last).zero_grad()
+    with holter.watch(model, optimizer, run=False, optimizer_state=1, budget=None) as monitor:
+        model(images).square().sum().backward()
+        optimizer.step()
+        found = monitor.history.series("second_moment", "rms_ratio")[2]
+    second, gradient = optimizer.state[model.weight]["exp_avg_sq"], model.weight.grad
+    assert gradient is not None and gradient.stride() != second.stride()
+    expected = (gradient.double().square() / (second.double() / (1 - 0.999**2))).mean().sqrt().item()
+    assert found.item() == pytest.approx(expected, rel=1e-5)
+
+
 def test_none_switches_it_off() -> None:
     monitor, _, _ = train("mlp", lambda p: torch.optim.Adam(p), optimizer_state=None)
     assert "second_moment" not in monitor.history.roles

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
+import weakref
 from collections.abc import Callable
 from typing import Any
 from unittest import mock
@@ -192,6 +193,17 @@ def test_the_formula_and_the_cosine_are_beside_it() -> None:
             assert cosines[step, place] == pytest.approx(expected, abs=within)
 
 
+def test_a_rate_that_is_a_tensor_on_the_host_is_known() -> None:
+    model, loss_of = an_mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=torch.tensor(0.1))
+    with holter.watch(model, optimizer, run=False, updates=1, budget=None) as monitor:
+        loss_of(0).backward()
+        expected = 0.1 * model[0].bias.grad.norm() / model[0].bias.norm()
+        optimizer.step()
+    _, layers, planned = monitor.history.series("update", "planned_ratio")
+    assert planned[0, layers.index("0.bias")] == pytest.approx(expected.item(), rel=1e-5)
+
+
 def test_the_cosine_needs_no_update_at_the_step_before() -> None:
     """With a pace of four, gradients are sampled one step ahead of each update."""
     monitor, _ = train(an_mlp, "SGD", updates=4)
@@ -225,6 +237,116 @@ def test_a_clip_of_holters_counts_for_the_formula() -> None:
     assert planned[0, layers.index("2.weight")] == pytest.approx(expected.item(), rel=0.03)
 
 
+def test_a_loss_scale_that_the_optimizer_takes_out_does_not_count_for_the_formula() -> None:
+    """A fused optimizer is given gradients that are still multiplied by it."""
+    model, loss_of = an_mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=True)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**12, growth_interval=1)
+    expected = []
+    with holter.watch(model, optimizer, run=False, updates=1, budget=None, scaler=scaler) as monitor:
+        for step in range(3):
+            optimizer.zero_grad()
+            scaler.scale(loss_of(step)).backward()
+            expected.append((0.1 * model[2].weight.grad.norm() / scaler.get_scale() / model[2].weight.norm()).item())
+            scaler.step(optimizer)
+            scaler.update()
+    _, layers, planned = monitor.history.series("update", "planned_ratio")
+    np.testing.assert_allclose(planned[:, layers.index("2.weight")], expected, rtol=0.03)
+
+
+@pytest.mark.parametrize("zero_grad", ["in the closure", "after the step"])
+@pytest.mark.parametrize("updates", [1, 2])
+def test_a_closure_computes_the_gradients_that_count(zero_grad: str, updates: int) -> None:
+    """What lies there before such a step, if anything, is the gradient of the step before."""
+    model, loss_of = an_mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    weight, norms, gradients, planned = model[4].weight, [], [], []
+    with holter.watch(model, optimizer, run=False, updates=updates, weights=None, budget=None) as monitor:
+        for step in range(STEPS):
+
+            def closure() -> Tensor:
+                if zero_grad == "in the closure":
+                    optimizer.zero_grad()
+                loss = loss_of(step)  # noqa: B023
+                loss.backward()
+                return loss
+
+            before = weight.detach().clone()
+            optimizer.step(closure)
+            assert weight.grad is not None
+            norms.append((weight.detach() - before).norm().item())
+            planned.append((0.1 * weight.grad.norm() / before.norm()).item())
+            gradients.append(weight.grad.flatten().clone())
+            if zero_grad == "after the step":
+                optimizer.zero_grad()
+        history = monitor.history
+    assert monitor.findings == ()
+    steps, layers, found = history.series("update", "norm")
+    assert steps.tolist() == list(range(0, STEPS, updates))
+    place = layers.index("4.weight")
+    np.testing.assert_allclose(found[:, place], np.array(norms)[steps], rtol=1e-5)
+    np.testing.assert_allclose(history.series("update", "planned_ratio")[2][:, place], np.array(planned)[steps], 1e-5)
+    cosines = history.series("update", "cosine")[2][:, place]
+    for step, cosine in zip(steps.tolist()[1:], cosines[1:].tolist(), strict=True):
+        expected = nn.functional.cosine_similarity(gradients[step], gradients[step - 1], dim=0).item()
+        assert cosine == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize("updates", [1, 4])
+def test_optimizers_that_take_turns_have_a_cosine_each(updates: int) -> None:
+    """Of the gradients of their own steps: between two of them lies one of the other optimizer."""
+    torch.manual_seed(0)
+    model = nn.ModuleDict({"a": nn.Linear(4, 4), "b": nn.Linear(4, 4)})
+    optimizers = {name: torch.optim.SGD(model[name].parameters(), lr=0.1) for name in model}
+    gradients: dict[int, Tensor] = {}
+    with holter.watch(model, list(optimizers.values()), run=False, updates=updates, budget=None) as monitor:
+        for _ in range(8):
+            model.zero_grad()
+            model["b"](model["a"](torch.randn(2, 4))).square().sum().backward()
+            for name, optimizer in optimizers.items():
+                gradients[len(gradients)] = model[name].weight.grad.flatten().clone()
+                optimizer.step()
+        steps, layers, cosines = monitor.history.series("update", "cosine")
+    seen = 0
+    for name in model:
+        for step, cosine in zip(steps.tolist(), cosines[:, layers.index(f"{name}.weight")].tolist(), strict=True):
+            if not math.isnan(cosine):
+                expected = nn.functional.cosine_similarity(gradients[step], gradients[step - 2], dim=0).item()
+                assert cosine == pytest.approx(expected, abs=1e-5)
+                seen += 1
+    assert seen == (14 if updates == 1 else 6)
+
+
+def test_another_line_of_training_has_no_step_before_it() -> None:
+    model, loss_of = an_mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with holter.watch(model, optimizer, run=False, updates=1, budget=None) as monitor:
+        for step in range(4):
+            if step == 2:
+                monitor.load_state_dict({"step": 2})
+            loss_of(step).backward()
+            optimizer.step()
+        cosines = monitor.history.series("update", "cosine")[2]
+    assert np.isnan(cosines).all(axis=1).tolist() == [True, False, True, False]
+
+
+def test_an_update_that_cannot_be_measured_costs_nothing_else_of_the_record() -> None:
+    """It is measured late, in the writer's thread, where a failure would take the loss along."""
+    model, loss_of = an_mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with holter.watch(model, optimizer, run=False, updates=1, budget=None) as monitor:
+        with mock.patch("holter.updates.Change.measure", side_effect=MemoryError):
+            for step in range(3):
+                loss = loss_of(step)
+                loss.backward()
+                monitor.log(loss=loss)
+                optimizer.step()
+            history = monitor.history
+        assert len(history) == len(history.scalar("loss")[0]) == 3 and monitor.dropped == 0
+        assert "update" not in history.roles and "gradient" in history.roles
+        assert [finding.evidence["where"] for finding in monitor.findings] == ["measure the update"]
+
+
 def test_parameters_without_a_gradient_have_no_update() -> None:
     model, loss_of = an_mlp()
     model[2].weight.requires_grad_(False)
@@ -253,6 +375,25 @@ def test_no_update_is_recorded_of_a_step_that_raised() -> None:
         optimizer.fails = False
         optimizer.step()
         assert len(monitor.history.series("update", "norm")[0]) == 1
+
+
+def test_a_step_that_raised_does_not_keep_the_parameters() -> None:
+    """P3: as after running out of memory, where the user drops the model and keeps the monitor."""
+
+    class Broken(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            raise RuntimeError("no")
+
+    model, loss_of = an_mlp()
+    optimizer = Broken(model.parameters(), lr=0.1)
+    monitor = holter.watch(model, optimizer, run=False, updates=1)
+    loss_of(0).backward()
+    with pytest.raises(RuntimeError, match="no"):
+        optimizer.step()
+    weight = weakref.ref(model[0].weight)
+    del model, loss_of, optimizer
+    gc.collect()
+    assert weight() is None and monitor.state == "closed"
 
 
 def test_a_sample_misses_no_column() -> None:

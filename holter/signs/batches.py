@@ -25,5 +25,6 @@ def repeated_batches(evidence: Evidence) -> Iterator[Sign]:
         yield Sign("same batch", text, since=first, value=part, level="info")
         return
     text = f"the batch of step {first:,} repeats that of step {first - back:,}"
-    text += f", and {count - 1:,} more repeat an earlier one: {share(part)} of the steps" if count > 1 else ""
+    looked = f"{share(part)} of the {len(steps):,} batches that were looked at"
+    text += f", and {count - 1:,} more repeat an earlier one: {looked}" if count > 1 else ""
     yield Sign("same batch", text, since=first, value=part)

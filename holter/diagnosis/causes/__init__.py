@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
-from holter.diagnosis.causes import depth, growth, loop, optimizers, rates, units, wiring
+from holter.diagnosis.causes import (
+    data,
+    depth,
+    growth,
+    loop,
+    losses,
+    optimizers,
+    performance,
+    precision,
+    rates,
+    targets,
+    units,
+    wiring,
+)
 from holter.diagnosis.suspicion import Rule
 
 RULES: tuple[Rule, ...] = (
@@ -13,4 +26,9 @@ RULES: tuple[Rule, ...] = (
     *units.RULES,
     *wiring.RULES,
     *growth.RULES,
+    *data.RULES,
+    *targets.RULES,
+    *losses.RULES,
+    *precision.RULES,
+    *performance.RULES,
 )

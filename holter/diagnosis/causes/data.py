@@ -170,6 +170,8 @@ def scale(case: Case) -> Iterator[Suspicion]:
     deviations = chart.table("batch", "std")
     if len(deviations) < 3:
         return
+    if not _may_be_off(chart):
+        return
     places = numeric_inputs(chart)
     if not places:
         return
@@ -177,6 +179,16 @@ def scale(case: Case) -> Iterator[Suspicion]:
         yield from _at_first(case, places)
     if len(deviations) >= 4 * _LEVEL:
         yield from _rescaled(case, places)
+
+
+def _may_be_off(chart: Chart) -> bool:
+    """A quick look at the first batch and the last: nearly always they are alike and of a size near 1."""
+    mean, std, top = (chart.table("batch", name) for name in ("mean", "std", "abs_max"))
+    first, was = mean.opening[0], std.opening[0]
+    with np.errstate(invalid="ignore", divide="ignore"):
+        is_odd = (np.hypot(first, was) > OFF) | (top.opening[0] < _FLAT)
+        times, shift = std.values[-1] / was, np.abs(mean.values[-1] - first) / was
+    return bool((is_odd | ~((times > 0.6) & (times < 1.7) & (shift < 1.5))).any())
 
 
 def _at_first(case: Case, places: list[int]) -> Iterator[Suspicion]:

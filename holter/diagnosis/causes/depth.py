@@ -154,12 +154,12 @@ def _first_loss(chart: Chart, output: str | None, start: _Start) -> dict[str, fl
 
 
 def _too_small(chart: Chart, start: _Start, small: list[int]) -> Iterator[Suspicion]:
-    spread = _first_look(chart, "std")
-    before = _before_output(chart, list(spread))
-    if before is None or not np.isfinite(start.sizes[0]) or start.gains[0] <= 0:
+    size, spread = _first_look(chart, "rms"), _first_look(chart, "spread")
+    before = _before_output(chart, list(size))
+    if before is None or not np.isfinite(start.sizes[0]) or start.gains[0] <= 0 or before not in spread:
         return
-    with np.errstate(all="ignore"):
-        left = float(spread[before] / (start.sizes[0] / start.gains[0]))
+    # What differs between examples, not what a bias adds to all of them.
+    left = size[before] * math.sqrt(max(spread[before], 0.0)) * float(start.gains[0] / start.sizes[0])
     if not left < _FADED:
         return
     place = small[0]

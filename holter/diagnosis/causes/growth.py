@@ -44,7 +44,8 @@ def norm_batch(case: Case) -> Iterator[Suspicion]:
         wavers = float(median(1.05 * median(around)[:, None])[0])  # 1.48 for a bell, less sqrt(2) for a difference
     small = np.flatnonzero(batches > _FEW_EXAMPLES)
     since = chart.first_step if not len(small) else int(sizes.steps[min(small[-1] + 1, len(sizes.steps) - 1)])
-    if case.step - since < _STEPS or not wavers >= _WAVERS:
+    limit = _WAVERS if np.fmax.reduce(batches[-_STEPS:]) > _FEW_EXAMPLES / 2 else _WAVERS / 2
+    if case.step - since < _STEPS or not wavers >= limit:
         return
     name = chart.in_depth([norms.names[place] for place in places])[0]
     batch = int(batches[-1])
@@ -52,14 +53,14 @@ def norm_batch(case: Case) -> Iterator[Suspicion]:
         "norm-batch-too-small",
         "layer",
         since,
-        0.85 if batch <= 4 else 0.65,
+        0.95 if batch <= 4 else 0.65,
         Kind.FACT,
         owner(name),
         "warning",
         {"batch": batch, "wavers": 10**wavers, "norms": len({owner(norms.names[p]) for p in places})},
         f"{owner(name)} takes its mean and variance from {batch} examples, and its gradient changes "
-        f"{10**wavers:.1f}-fold from batch to batch: use batches of 16 or more, or nn.GroupNorm in place of batch norm; adding up gradients "
-        f"over several batches does not help it.",
+        f"{10**wavers:.1f}-fold from batch to batch: use batches of 16 or more, or nn.GroupNorm in its place; "
+        f"adding up gradients over several batches does not help it.",
         "It worked if the gradient of its weight changes less than 1.5-fold from step to step.",
     )
 

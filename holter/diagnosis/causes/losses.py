@@ -16,7 +16,7 @@ from holter.diagnosis.causes.batches import (
 )
 from holter.diagnosis.chart import Chart, column
 from holter.diagnosis.suspicion import Case, Kind, Suspicion
-from holter.series import Floats
+from holter.series import Floats, spread
 from holter.words import number
 
 _SEEN = 12  # losses within the bounds that two softmaxes leave
@@ -104,20 +104,24 @@ def wrong_sign(case: Case) -> Iterator[Suspicion]:
     if len(fallen) < 5:
         return
     mirrored, guess = _mirrored(chart, losses, start), guess_loss(chart)
-    faster = _ever_faster(fallen)
-    far = bool(fallen[-3:].max() < 2 * fallen[:3].min())
-    if not (mirrored and fallen[-1] < fallen[0]) and not (faster and far and len(fallen) >= 10):
-        return
     since = int(steps[start])
-    norms = chart.scalar("gradient_norm").since(since)[:, 0]
-    norms = norms[np.isfinite(norms)]
-    growth = float(np.median(norms[-3:]) / np.median(norms[:3])) if len(norms) >= 6 and norms[:3].min() > 0 else None
+    growth = _growth(chart.scalar("gradient_norm").since(since)[:, 0])
+    far = bool(fallen[-3:].max() < 2 * fallen[:3].min())
+    if label_entropies(chart)[1] >= 0:  # a cross-entropy is never negative
+        was = float(np.median(losses[max(0, start - 12) : start])) if start >= 3 else 0.0
+        is_wrong = fallen[-1] < 1.03 * fallen[0] and (mirrored or (start >= 3 and fallen[-3:].max() < -1.5 * was))
+    else:
+        beyond = bool(fallen[-3:].max() < -5 * np.abs(losses[: start + 3]).max())  # all that it was before
+        runs_away = beyond and len(fallen) >= 10 and _ever_faster(fallen) and growth > 3
+        is_wrong = (mirrored and (far or (start >= 3 and fallen[-1] < fallen[0]))) or runs_away
+    if not is_wrong:
+        return
     yield Suspicion(
         "loss-sign",
         "loss",
         since,
-        0.9 if mirrored and far else 0.75 if mirrored or (growth or 0) > 1.5 else 0.55,
-        Kind.PATTERN,
+        0.9 if far and (mirrored or growth > 3) else 0.75,
+        Kind.FACT if mirrored else Kind.PATTERN,
         severity="critical",
         evidence={"first": float(fallen[0]), "now": float(fallen[-1]), "norm_growth": growth, "of_a_guess": guess},
         advice=f"The loss is {number(float(fallen[-1]))} and falls ever faster from {number(float(fallen[0]))} at step "
@@ -127,11 +131,22 @@ def wrong_sign(case: Case) -> Iterator[Suspicion]:
     )
 
 
+def _growth(norms: Floats) -> float:
+    """How many times its first length the gradient has now; NaN where that is not known."""
+    norms = norms[np.isfinite(norms)]
+    if len(norms) < 6 or not norms[:3].min() > 0:
+        return float("nan")
+    return float(np.median(norms[-3:]) / np.median(norms[:3]))
+
+
 def _mirrored(chart: Chart, losses: Floats, start: int) -> bool:
     """Whether the first negative loss is minus what it should be: what it was just before, or what a guess loses."""
     first = -float(np.median(losses[start : start + 2]))
     if start >= 3:
-        return bool(0.5 < first / np.median(losses[max(0, start - 8) : start]) < 2.0)
+        before = losses[max(0, start - 12) : start]
+        was = float(np.median(before))
+        # What goes down through zero is as near to it before as after.
+        return 0.5 < first / was < 2.0 and was > 4 * float(spread(before[:, None])[0]) and was > 0.5 * before.max()
     should = guess_loss(chart) if label_entropies(chart)[1] >= 0 else target_power(chart)
     return bool(0.6 < first / should < 3.0) if should > 0.05 else False
 

@@ -43,7 +43,8 @@ def waits_for_data(case: Case) -> Iterator[Suspicion]:
         shares = waits / whole
     if not np.median(shares[-_STEPS:]) > _WAITS or not (shares[-_STEPS:] > _WAITS).mean() >= 0.8:
         return
-    since, part, wait = _begun(steps, shares > _WAITS), float(np.median(shares[-_STEPS:])), float(np.median(recent))
+    since, part = int(steps[_begun(shares > _WAITS)]), float(np.median(shares[-_STEPS:]))
+    wait = float(np.median(recent))
     workers = chart.scalar("machine/loader_workers")
     used = int(workers.values[-1, 0]) if len(workers) else 0
     more = f"more than the {used} workers" if used else "num_workers=4 or more"
@@ -72,12 +73,11 @@ def _whole(chart: Chart, steps: Integers) -> Floats:
     return times.values[:, 0] if np.array_equal(times.steps, steps) else np.zeros(0)
 
 
-def _begun(steps: Integers, holds: Flags) -> int:
-    """Since when it has held but for single steps."""
-    broken = np.flatnonzero(~holds[1:] & ~holds[:-1])
-    start = int(broken[-1]) + 2 if len(broken) else 0
-    held = np.flatnonzero(holds[start:])
-    return int(steps[start + (int(held[0]) if len(held) else 0)])
+def _begun(holds: Flags, gap: int = 6) -> int:
+    """The first of the values at the end that hold, but for a few in a row that do not."""
+    held = np.flatnonzero(holds)
+    breaks = np.flatnonzero(np.diff(held) > gap)
+    return int(held[breaks[-1] + 1 if len(breaks) else 0]) if len(held) else len(holds)
 
 
 # Memory -----------------------------------------------------------------------------------------------------------
@@ -88,16 +88,19 @@ def memory_grows(case: Case) -> Iterator[Suspicion]:
     where each goes back through all before it."""
     for name in ("machine/gpu_memory", "machine/process_memory"):
         series = case.chart.scalar(name)
-        found = _climb(series, _LOOKS, 1 + _GROWN) if len(series) >= _LOOKS else None
+        found = _climb(series, _LOOKS, 1 + _GROWN, 0.75) if len(series) >= _LOOKS else None
         if found is not None and found.last - found.first >= _LEAST:
             yield _growth(case.chart, name, found)
             return
     times = case.chart.scalar("time/backward")
     times = times if len(times) else case.chart.scalar("step_time")
-    if len(times) >= _LONG and not _batch_changed(case.chart, times.steps[0]):
-        found = _climb(times, _LONG, _CLIMBS)
-        if found is not None and _in_order(times.values[-_LONG:, 0]):
-            yield _slower(found)
+    found = _climb(times, _LONG, _CLIMBS, 0.4) if len(times) >= _LONG else None
+    if (
+        found is not None
+        and _in_order(times.values[-_LONG:, 0])
+        and not _batch_changed(case.chart, int(times.steps[0]))
+    ):
+        yield _slower(found)
 
 
 class _Climb:
@@ -107,15 +110,18 @@ class _Climb:
         self.since, self.first, self.last, self.rate = since, first, last, rate
 
 
-def _climb(series: Series, least: int, times: float) -> _Climb | None:
+def _climb(series: Series, least: int, times: float, even: float) -> _Climb | None:
     """The steady rise at the end of a series, unless it settles."""
     steps, values = column(series)
     late = values[-least:]
-    if not np.isfinite(values).all() or late[-1] <= late[0]:
+    half = least // 2
+    if not late[half:].mean() > 1.02 * late[:half].mean() or not np.isfinite(values).all():
         return None
-    parts = [float(np.median(part)) for part in np.array_split(late, 4)]
-    rises = np.diff(parts)
-    if not (rises > 0).all() or not rises[-1] > 0.4 * rises.max():
+    parts = np.array([np.median(part) for part in np.array_split(late, 4)])
+    places = np.array([np.mean(part) for part in np.array_split(steps[-least:], 4)])
+    rises = np.diff(parts) / np.diff(places)
+    # What fills up rises ever more slowly.
+    if not (rises > 0).all() or not rises[-1] > even * rises.max():
         return None
     start = _rise_began(steps, values, least)
     first, last = float(np.median(values[start : start + 3])), float(np.median(values[-3:]))
@@ -137,7 +143,7 @@ def _in_order(values: Floats) -> bool:
 def _rise_began(steps: Integers, values: Floats, least: int) -> int:
     """Where the line through the last values meets the level before them; the start where it always rose."""
     rate = slope(steps[-least:], values[-least:])
-    level = float(np.median(values[: max(3, least // 4)]))
+    level = float(values[:2].min() if least < 8 else np.median(values[: least // 4]))
     middle = float(values[-least:].mean())
     meets = float(steps[-least:].mean()) - (middle - level) / rate if rate > 0 else float(steps[0])
     return int(np.clip(np.searchsorted(steps, meets), 0, len(values) - least))
@@ -193,20 +199,20 @@ def slowed_down(case: Case) -> Iterator[Suspicion]:
     if not np.median(late) > _SLOW * usual or not np.quantile(late, 0.1) > 1.4 * usual:
         return
     is_slow = times > 0.5 * (1 + _SLOW) * usual
-    place = _begins(is_slow)
+    place = _begun(is_slow, gap=2)
     before = times[max(0, place - _BEFORE) : place]
     slow = times[place:]
     if len(before) < _BEFORE // 2 or len(slow) < _STEPS or slow.sum() < _LASTING or case.step - int(steps[place]) > 300:
         return
-    # Two states apart from each other; what creeps up, or is slow now and then, is another matter.
-    is_apart = np.quantile(before, 0.9) < np.quantile(slow, 0.05)
-    if not is_apart or np.median(late) > 4 * np.median(slow[:8]) or not (slow > 1.5 * np.median(before)).mean() > 0.95:
+    was, now = float(np.median(before)), float(np.median(slow))
+    if not _are_two_states(before, slow):
         return
     since = int(steps[place])
     if _batch_changed(chart, since - _BEFORE):
         return
-    was, now = float(np.median(before)), float(np.median(slow))
     stage, throttled = _slower_stage(chart, since), chart.scalar("machine/gpu_throttled")
+    if stage == "data":
+        return  # that is what waits for data
     is_hot = bool(len(throttled) and throttled.values[-1, 0] > 0)
     yield Suspicion(
         "throughput-drop",
@@ -223,12 +229,15 @@ def slowed_down(case: Case) -> Iterator[Suspicion]:
     )
 
 
-def _begins(holds: Flags) -> int:
-    """The first of the values at the end that hold, but for single ones that do not."""
-    broken = np.flatnonzero(~holds[1:] & ~holds[:-1])
-    start = int(broken[-1]) + 2 if len(broken) else 0
-    held = np.flatnonzero(holds[start:])
-    return start + (int(held[0]) if len(held) else 0)
+def _are_two_states(before: Floats, slow: Floats) -> bool:
+    """Apart from each other, and each of them even; what creeps up, or is slow now and then, is another matter."""
+    was, now = float(np.median(before)), float(np.median(slow))
+    is_apart = np.quantile(before, 0.9) < np.quantile(slow, 0.05) and (slow > 1.5 * was).mean() > 0.95
+    creeps = np.median(slow[len(slow) // 2 :]) > 1.4 * np.median(slow[: len(slow) // 2])
+    # Processes that compete for a processor make steps of all lengths, and do so for a moment.
+    is_even = np.quantile(slow, 0.9) < 2 * np.quantile(slow, 0.1)
+    least = _SLOW if slow.sum() > 10 * _LASTING else 1.25 * _SLOW
+    return bool(is_apart and is_even and not creeps and now >= least * was)
 
 
 def _slower_stage(chart: Chart, since: int) -> str | None:

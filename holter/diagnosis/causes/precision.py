@@ -71,19 +71,26 @@ def _skips_since(chart: Chart, steps: Integers, flags: Flags) -> int | None:
         is_hopeless = len(flags) >= _SEARCH or (len(scale) > 0 and len(flags) > 8 and scale.values[-1, 0] < 1)
         return int(steps[0]) if is_hopeless else None
     is_whole = series.seen == len(series)
-    found = np.flatnonzero(flags & (np.arange(len(flags)) > taken[0]) if is_whole else flags)
-    is_constant = (found >= len(flags) - _SKIPS - 2).sum() >= _SKIPS
-    is_often = (found >= len(flags) - _LATELY).sum() > _SKIPS + 1
-    if not (is_constant or is_often) or not _has_fallen(chart, int(steps[taken[0]]) if is_whole else int(steps[0])):
+    searched = int(taken[0]) if is_whole else 0  # until then it looked for its scale
+    found = np.flatnonzero(flags & (np.arange(len(flags)) > searched))
+    fallen, start = _fall(chart, int(steps[searched]))
+    found = found[steps[found] >= start]
+    if not len(found) or len(flags) - found[-1] > 2 * _LATELY:
         return None
-    breaks = np.flatnonzero(np.diff(found) > _LATELY)
-    return int(steps[found[breaks[-1] + 1 if len(breaks) else 0]])
+    is_constant = (found >= len(flags) - _SKIPS - 2).sum() >= _SKIPS and fallen >= _SKIPS - 1
+    is_near = len(found) >= 2 and fallen >= 2 and _near_the_limit(chart, int(steps[found[0]]))[0] is not None
+    # Trying a larger scale moves it up and down by one power of two; it does not lead down.
+    return int(steps[found[0]]) if is_constant or is_near or fallen > _SKIPS else None
 
 
-def _has_fallen(chart: Chart, since: int) -> bool:
-    """Whether the scale is far below what it was once the search was over; trying it out moves it by a factor of 2."""
-    scales = chart.scalar("loss_scale").since(since)[:, 0]
-    return not len(scales) or bool(scales[-1] <= scales.max() / 2 ** (_SKIPS - 1))
+def _fall(chart: Chart, since: int) -> tuple[float, int]:
+    """By how many powers of two the scale has fallen since a step, and when it was last at its highest."""
+    scales = chart.scalar("loss_scale")
+    values = scales.since(since)[:, 0]
+    if not len(values):
+        return float(_SKIPS), since
+    last = len(values) - 1 - int(np.argmax(values[::-1]))
+    return float(np.log2(values.max() / max(values[-1], 1e-30))), int(scales.steps[len(scales) - len(values) + last])
 
 
 def _near_the_limit(chart: Chart, since: int) -> tuple[str | None, float]:
@@ -98,7 +105,9 @@ def _near_the_limit(chart: Chart, since: int) -> tuple[str | None, float]:
         bad = np.nanmax(near.values[rows], axis=0) > 0
     tops, broken = chart.table("activation", "abs_max"), chart.table("activation", "nonfinite")
     bad |= np.nanmax(np.nan_to_num(broken.values[rows]), axis=0) > 0
-    for name in chart.in_depth(name for name, is_bad in zip(near.names, bad.tolist(), strict=True) if is_bad):
+    layers = [name for name, is_bad in zip(near.names, bad.tolist(), strict=True) if is_bad]
+    inner = [name for name in layers if not any(other.startswith(f"{name}.") for other in layers)]
+    for name in chart.in_depth(inner):
         largest = tops.values[rows][:, tops.names.index(name)]
         return name, float(np.nanmax(largest)) if np.isfinite(largest).any() else float("inf")
     return None, float("nan")
@@ -148,17 +157,17 @@ def underflow(case: Case) -> Iterator[Suspicion]:
         return
     flushed = _flushed(chart, zeros, tops, 64)
     run = _run(np.asarray(flushed.any(axis=1)))
-    if run >= 60:  # it may have begun before
+    if run >= 24:  # it may have begun before
         flushed = _flushed(chart, zeros, tops, len(zeros))
         run = _run(np.asarray(flushed.any(axis=1)))
     if run < 2:
         return
-    flushed = flushed[-3:]
+    flushed = flushed[-40:]
     since = int(zeros.steps[len(zeros) - run])
     flushed[-1] = flushed.any(axis=0)
     layers = chart.in_depth(name for name, is_bad in zip(zeros.names, flushed[-1].tolist(), strict=True) if is_bad)
-    worst = float(np.nanmax(zeros.values[-1][flushed[-1]]))
-    largest = float(np.nanmax(tops.values[-1][flushed[-1]]))
+    worst = float(np.nanmax(zeros.values[-40:, flushed[-1]]))
+    largest = float(np.nanmax(tops.values[-40:, flushed[-1]]))
     # So that the largest of them is where float16 is at its best, with room for a hundredfold.
     power = int(np.floor(np.log2(64 / max(largest, _SMALLEST))))
     yield Suspicion(
@@ -193,7 +202,7 @@ def _flushed(chart: Chart, shares: Series, largest: Series, most: int) -> Flags:
     return np.asarray((is_on_grid & many & (is_half | proof[:, None])) | (nothing & proof[:, None]))
 
 
-def _run(holds: Flags, gap: int = 8) -> int:
+def _run(holds: Flags, gap: int = 40) -> int:
     """How many values at the end hold, but for a few in a row that do not."""
     held = np.flatnonzero(holds)
     if not len(held) or len(holds) - held[-1] > gap:

@@ -18,11 +18,11 @@ from holter.diagnosis.chart import Chart, column
 from holter.diagnosis.evidence import data_is_usual, matrices, middle, rate_is_flat
 from holter.diagnosis.suspicion import Case, Kind, Suspicion
 from holter.record import is_validation
-from holter.series import Floats, Integers, Series
+from holter.series import Floats, Integers, Series, spread
 from holter.words import number, share
 
 _NEAR = 0.85  # of the loss of a guess
-_LEARNT = 0.75  # of it, before: the model knew more than a guess
+_LEARNT = 0.93  # of it, before: the model knew more than a guess
 _SETTLED = 20  # steps after which a loss that could fall again would have begun to
 _WINDOW = 160  # steps in which a change of the loss is looked for
 _NEVER = 200  # steps after which a loss that never left the guess is told
@@ -65,10 +65,12 @@ def _guess(chart: Chart) -> float:
 def _thrown_back(case: Case, steps: Integers, losses: Floats, guess: float) -> Iterator[Suspicion]:
     place = _change(losses)
     since, after = int(steps[place]), losses[place:]
-    before = float(np.median(losses[max(0, place - 12) : place]))
+    usual = losses[max(0, place - 16) : place]
+    before, noise = float(np.median(usual)), float(spread(usual[:, None])[0])
     if len(after) < _SETTLED or not before < _LEARNT * guess:
         return
-    if not after[0] > before + 0.4 * (guess - before) or not _blocks(after).min() > _NEAR * guess:
+    gap = guess - before
+    if not after[0] > before + max(0.4 * gap, 3 * noise) or not _blocks(after).min() > before + 0.5 * gap:
         return
     late, earlier = float(np.median(after[-8:])), float(np.median(after[-16:-8]))
     is_falling = late < 0.95 * earlier

@@ -14,6 +14,7 @@ from holter.words import number, share
 
 # A small batch leaves many a healthy unit at zero: one look must show more than looks that agree on the units.
 _DEAD_AT_ONCE, _DEAD_LASTING, _ALL = 0.8, 0.65, 0.95
+_RISES = ("loss", "gradient_norm", "gradient/norm", "update/ratio", "batch/std", "batch/abs_max")  # what may kill
 _STEPS = 8  # for which the gradient of a bias must have been zero for so many units
 _SATURATED, _MOSTLY = 0.8, 0.5
 # Powers of ten by which rank and spread must have fallen together, and each of them; and how low they must be by now.
@@ -55,9 +56,9 @@ def _dead_at_look(case: Case) -> Suspicion | None:
         # Where the other units are never zero the batch is a single example, for which any unit is zero or not.
         is_known = now[place] >= _ALL or zeros[place] - now[place] > 1e-6
         if is_most and is_known and dead.names[place] not in on_purpose:
-            since = _since(case, dead, place, dead.values[:, place] >= _DEAD_LASTING)
             layer = _layer_before(chart, dead.names, place)
-            return _dead(layer, dead.names[place], float(now[place]), since)
+            since = _since(case, dead, place, dead.values[:, place] >= _DEAD_LASTING, layer)
+            return _dead(case, layer, dead.names[place], float(now[place]), since)
     return None
 
 
@@ -104,7 +105,7 @@ def _dead_by_gradient(case: Case) -> Suspicion | None:
         was = zeros.before(since or 0, most=32)[:, place]
         rose = len(was) < 4 or float(median(was[:, None])[0]) < 0.5 * float(np.median(recent[:, place]))
         if since is not None and rose and np.median(recent[:, place]) >= limit and np.std(recent[:, place]) < 0.1:
-            return _dead(owner(zeros.names[place]), zeros.names[place], float(np.median(recent[:, place])), since)
+            return _dead(case, owner(zeros.names[place]), zeros.names[place], float(np.median(recent[:, place])), since)
     return None
 
 
@@ -137,7 +138,7 @@ def _fully_dead(case: Case, zeros: Series, places: list[int]) -> Suspicion | Non
         return None
     last = max(names, key=lambda name: chart.depth.get(name, -1))
     since = began(zeros.steps, zeros.values[:, zeros.names.index(last)] == 1)
-    return None if since is None else _dead(owner(last), last, 1.0, since)
+    return None if since is None else _dead(case, owner(last), last, 1.0, since)
 
 
 def _looks_alive(case: Case, names: Sequence[str]) -> bool:
@@ -148,13 +149,16 @@ def _looks_alive(case: Case, names: Sequence[str]) -> bool:
     return bool(is_new and np.fmax.reduce(dead.values[-1]) < _DEAD_LASTING)
 
 
-def _dead(layer: str, seen_at: str, part: float, since: int) -> Suspicion:
+def _dead(case: Case, layer: str, seen_at: str, part: float, since: int) -> Suspicion:
+    """An end state, unless all died at once and nothing went before that: then there is nothing else to look for."""
+    rises = [e for name in _RISES for e in case.events.of(name, direction=1, since=since - 20) if e.since < since]
+    is_first = part >= 0.9 and not rises
     return Suspicion(
         "dead-relu",
         "layer",
         since,
-        0.85 if part >= 0.9 else 0.65,
-        Kind.STATE,
+        0.95 if is_first else 0.85 if part >= 0.9 else 0.65,
+        Kind.PATTERN if is_first else Kind.STATE,
         layer,
         "critical" if part >= 0.9 else "warning",
         {"dead": part, "seen_at": seen_at},
@@ -174,18 +178,30 @@ def _layer_before(chart: Chart, modules: Sequence[str], place: int) -> str:
     return modules[place]
 
 
-def _since(case: Case, looks: Series, place: int, holds: Flags) -> int:
-    """When it began: between the last look at which it did not hold and the first at which it did, at the first
-    departure of a gradient or the loss; without one, at the look, so that no cause seems to have come later."""
+def _since(case: Case, looks: Series, place: int, holds: Flags, layer: str | None = None) -> int:
+    """When it began: between the last look at which it did not hold and the first at which it did, at the
+    largest departure of a gradient or the loss; without one, at the look, so that no cause seems to have come later."""
     found = began(looks.steps, holds)
     first = case.step if found is None else found
     earlier = looks.steps[looks.steps < first]
     if not len(earlier):
         return first if first - case.chart.first_step > 2 else case.chart.first_step
     before = int(earlier[-1])
-    left = [e.since for name in ("gradient/norm", "loss") for e in case.events.of(name, since=before + 1)]
-    left = [step for step in left if step <= first]
-    return min(left) if left else first
+    felt = _felt_since(case.chart, layer) if layer is not None else None
+    if felt is not None and before < felt <= first:
+        return felt
+    found_events = [e for name in ("gradient/norm", "loss") for e in case.events.of(name, since=before + 1)]
+    left = [(abs(np.log(max(e.factor, 1e-30))), e.since) for e in found_events if e.since <= first]
+    return max(left)[1] if left else first
+
+
+def _felt_since(chart: Chart, layer: str) -> int | None:
+    """Since when most units of a layer have had no gradient."""
+    zeros = chart.table("gradient", "zero_share")
+    places = [p for p, name in enumerate(zeros.names) if owner(name) == layer and len(chart.shape(name)) == 1]
+    if not places:
+        return None
+    return began(zeros.steps, zeros.values[:, places[-1]] >= _DEAD_LASTING)
 
 
 # Saturated ------------------------------------------------------------------------------------------------------

@@ -50,6 +50,7 @@ class _Standing:
 
 def lost_gradient(case: Case) -> Iterator[Suspicion]:
     """layer-frozen, graph-detached or optimizer-holds-other-parameters: gradients that were always there are gone."""
+    yield from _all_replaced(case)
     gap = _gap(case.chart)
     if gap is None or (gap.is_zero and not _is_alive(case.chart, gap)):
         return
@@ -64,6 +65,16 @@ def lost_gradient(case: Case) -> Iterator[Suspicion]:
         yield _detached(case.chart, gap.layers, gap.since, 0.8)
     else:  # what comes before them learns on: it is they that stand still
         yield _frozen(case.chart, gap.layers, gap.since, 0.6, Kind.PATTERN)
+
+
+def _all_replaced(case: Case) -> Iterator[Suspicion]:
+    """No gradient is measured any more, since the optimizer holds nothing of the model."""
+    norms, held = case.chart.table("gradient", "norm"), case.chart.table("weight", "held")
+    if len(norms) and len(held) and norms.steps[-1] < held.steps[-1] and not held.values[-1].any():
+        wanted = case.chart.table("weight", "requires_grad").values[-1]
+        layers = [name for name, wants in zip(held.names, wanted.tolist(), strict=True) if wants]
+        if layers:
+            yield _not_held(case.chart, layers, int(norms.steps[-1]) + 1, 0.95)
 
 
 def _gap(chart: Chart) -> _Gap | None:
@@ -102,8 +113,7 @@ def _nonfinite(chart: Chart, norms: Series) -> Flags:
     bad = chart.table("gradient", "nonfinite")
     if bad.names != norms.names:
         return np.zeros(len(norms.names), dtype=bool)
-    found: Flags = (bad.values[-_GONE:] > 0).any(axis=0)
-    return found
+    return np.asarray((bad.values[-_GONE:] > 0).any(axis=0), dtype=bool)
 
 
 def _standing(chart: Chart, gap: _Gap) -> _Standing:
