@@ -46,16 +46,21 @@ class Budget:
         self._purses = {name: _Purse(part, advance) for name, part in _PARTS.items()}
         self._expected: dict[str, float] = {}
         self._unsettled: dict[str, float] = {}  # seconds of measurements within what is about to be spent
+        self._common = 0.0  # spent by everyone, and not yet taken from the purses: many small sums a step
         self.elapsed = 0.0
         self.spent = 0.0
 
     def earn(self, seconds: float) -> None:
         """Training time that went by. Purses are capped: a pause is no reason for a spending spree."""
         self.elapsed += seconds
-        earned = (self.share or 0.0) * seconds
-        rest = sum(purse.earn(purse.part * earned) for purse in self._purses.values())
-        for purse in sorted(self._purses.values(), key=lambda purse: -purse.part):
-            rest = purse.earn(rest)
+        earned, common = (self.share or 0.0) * seconds, self._common
+        self._common = rest = 0.0
+        for purse in self._purses.values():
+            purse.holds -= purse.part * common
+            rest += purse.earn(purse.part * earned)
+        if rest > 0:
+            for purse in self._purses.values():  # the largest comes first
+                rest = purse.earn(rest)
 
     def spend(self, seconds: float, kind: str | None = None) -> None:
         """Of a kind, or of what was learned since the last time; what else it took is everyone's."""
@@ -63,12 +68,14 @@ class Budget:
         if kind is not None:
             self._purses[_part_of(kind)].holds -= seconds
             return
-        known = sum(self._unsettled.values())
-        scale = min(1.0, seconds / known) if known > 0 else 0.0
-        for name, purse in self._purses.items():
-            own = scale * self._unsettled.get(name, 0.0)
-            purse.holds -= own + purse.part * (seconds - scale * known)
-        self._unsettled.clear()
+        if self._unsettled:
+            known = sum(self._unsettled.values())
+            scale = min(1.0, seconds / known) if known > 0 else 0.0
+            for name, own in self._unsettled.items():
+                self._purses[name].holds -= scale * own
+            seconds -= scale * known
+            self._unsettled.clear()
+        self._common += seconds
 
     def learn(self, kind: str, seconds: float, *, is_settled: bool = False) -> None:
         """What a measurement of this kind took, to expect the next one."""
@@ -85,4 +92,6 @@ class Budget:
             return True
         purse = self._purses[_part_of(kind)]
         # What costs more than the purse can hold is bought when that is full, and paid off afterwards.
-        return self.share > 0 and min(self._expected.get(kind, 0.0), purse.full) <= purse.holds
+        return (
+            self.share > 0 and min(self._expected.get(kind, 0.0), purse.full) <= purse.holds - purse.part * self._common
+        )

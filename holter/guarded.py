@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import threading
 import time
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
@@ -22,17 +23,27 @@ def attempt(
     """Runs a piece of a Monitor's work: our own failure is kept as a problem and never reaches the training.
 
     What failed, is closed, was inherited by a forked worker or would become part of a CUDA graph returns None. The
-    time it takes is `charged` to the budget.
+    time it takes is `charged` to the budget. A piece of a piece is only contained: the rest is asked and timed once,
+    for all of them together.
     """
+    thread = threading.get_ident()
+    if monitor._working_thread == thread:
+        try:
+            return piece(*args, **kwargs)
+        except Exception as error:
+            monitor._problems.add(purpose, error)
+            return None
     if monitor._closed or os.getpid() != monitor._process:
         return None
     with monitor._problems.contained(purpose):
         if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
             raise Complaint("it would become part of a CUDA graph; the graph's replays are not observed")
-        started = time.perf_counter()
-        result = piece(*args, **kwargs)
-        monitor._take_note_of(time.perf_counter() - started, charged)
-        return result
+        started, monitor._working_thread = time.perf_counter(), thread
+        try:
+            return piece(*args, **kwargs)
+        finally:
+            monitor._working_thread = None
+            monitor._take_note_of(time.perf_counter() - started, charged)
     return None
 
 

@@ -72,6 +72,7 @@ class Monitor:
         except OSError as error:
             raise cannot_write(self.path, error) from error
         self._thread_seconds = 0.0  # of the training thread
+        self._working_thread: int | None = None  # the thread that is at work for Holter right now
         self._writer_seconds = 0.0  # that are charged to the budget
         self._collector = Collector(
             model, self._layers, optimizers, settings, self._budget, self._writer.post, self._problems
@@ -218,6 +219,7 @@ class Monitor:
 
     # What the capture tells -----------------------------------------------------------------------------------
 
+    @contained("see a forward")
     def training_forward(self) -> None:
         self._collector.training_forward()
         self._attempt("look at the order of the layers", self._collector.look_at_order)
@@ -227,15 +229,18 @@ class Monitor:
     def forward_ended(self) -> None:
         self._time("forward_ended")
 
+    @contained("see a step coming")
     def before_step(self, optimizer: Optimizer, has_closure: bool) -> None:
         self._time("measuring")
-        self._attempt("read the weights", self._collector.read_weights)
         if not has_closure:  # a closure runs the forward and computes the gradients inside the step
             self._attempt("take the activations", self._collector.take_activations)
+        self._attempt("read the weights", self._collector.read_weights)  # which wait for their turn after a look
+        if not has_closure:
             self._read_gradients("step", optimizer)
         self._attempt("look at what a step changes", self._collector.before_update, optimizer, has_closure)
         self._time("step_began")
 
+    @contained("see a step")
     def after_step(self, optimizer: Optimizer, has_closure: bool) -> None:
         self._time("step_ended")
         self._attempt("measure an update", self._collector.after_update, optimizer)
@@ -245,6 +250,7 @@ class Monitor:
             self._read_gradients("closure", optimizer)
         self._finish_step(optimizer, skipped=False)
 
+    @contained("see a skipped step")
     def skipped_step(self, optimizer: Optimizer) -> None:
         self._attempt("take the activations", self._collector.take_activations)
         self._read_gradients("skipped step", optimizer)

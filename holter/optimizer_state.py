@@ -97,8 +97,9 @@ class OptimizerRoles:
             self._sampler.segments,
             self._sampler.take(seconds),
             self._sampler.take(in_line(known)) if len(known) == len(kept) else None,
-            _corrections(kept, device),
-            _line([number_on_host(one.group.get("eps")) for one in kept], device),
+            [_second_beta(one.group) for one in kept],
+            [number_on_host(one.group.get("eps")) for one in kept],
+            _steps(kept, device),
         )
 
 
@@ -109,14 +110,14 @@ class _Sample:
     segments: Segments
     second: Tensor
     gradients: Tensor | None
-    corrections: Tensor
-    eps: Tensor
+    betas: list[float]  # NaN where the optimizer has none
+    eps: list[float]
+    steps: list[float] | Tensor
 
     @property
     def size(self) -> int:
         """Bytes that are held."""
-        lines = (self.second, self.gradients, self.corrections, self.eps)
-        return sum(line.numel() * line.element_size() for line in lines if line is not None)
+        return sum(line.numel() * line.element_size() for line in (self.second, self.gradients) if line is not None)
 
     def sums(self) -> Tensor:
         """For each layer the RMS of g / sqrt(v), and the share of sqrt(v) < eps. [layers, 2]
@@ -124,13 +125,16 @@ class _Sample:
         v is that of the step just taken, with the gradient in it, freed from its zero beginning where the optimizer
         does so. Where it is below eps², as for rows that never had a gradient, eps² stands for it, as in the step.
         """
-        eps = self.segments.spread(self.eps)
-        second = self.second / self.segments.spread(self.corrections)
+        device = self.second.device
+        eps = self.segments.spread(_line(self.eps, device))
+        steps = self.steps if isinstance(self.steps, Tensor) else _line(self.steps, device)
+        corrections = (1 - _line(self.betas, device) ** steps).nan_to_num(1.0)
+        second = self.second / self.segments.spread(corrections)
         ratio = None
         if self.gradients is not None:
             ratio = self.gradients / second.clamp(min=eps.nan_to_num(0.0) ** 2).sqrt()
         below = torch.where(eps.isnan(), torch.nan, (second < eps**2).double())
-        counts = _line([float(count) for count in self.segments.counts], eps.device)[:, None]
+        counts = _line([float(count) for count in self.segments.counts], device)[:, None]
         found = self.segments.dots((ratio, ratio), (below, torch.ones_like(below))) / counts
         found[:, 0].sqrt_()
         return found
@@ -159,18 +163,17 @@ def _alike(parameter: Tensor, state: dict[Any, Any], keys: Sequence[str]) -> Ten
     return None
 
 
-def _corrections(kept: Sequence[_Kept], device: torch.device) -> Tensor:
-    """1 - beta2^t of each, 1 where the optimizer has no betas. Steps on the device are read there."""
-    betas = [one.group.get("betas") for one in kept]
-    rates = [
-        number_on_host(pair[1]) if isinstance(pair, tuple | list) and len(pair) > 1 else math.nan for pair in betas
-    ]
+def _second_beta(group: dict[str, Any]) -> float:
+    betas = group.get("betas")
+    return number_on_host(betas[1]) if isinstance(betas, tuple | list) and len(betas) > 1 else math.nan
+
+
+def _steps(kept: Sequence[_Kept], device: torch.device) -> list[float] | Tensor:
+    """That the state of each has seen; where they are on the device they stay there."""
     on_device = [one.steps for one in kept if isinstance(one.steps, Tensor) and one.steps.device == device]
     if device.type != "cpu" and len(on_device) == len(kept):
-        steps = torch.stack([step.detach().reshape(()) for step in on_device]).double()
-    else:
-        steps = _line([number_on_host(one.steps) for one in kept], device)
-    return (1 - _line(rates, device) ** steps).nan_to_num(1.0)
+        return torch.stack([step.detach().reshape(()) for step in on_device]).double()
+    return [number_on_host(one.steps) for one in kept]
 
 
 def number_on_host(value: Any) -> float:
