@@ -1,7 +1,7 @@
 # Needs only python3, pip and make; everything else goes into .venv.
 PYTHON ?= python3
-# pytest workers; 0 is none: tests that measure time should not share their cores.
-JOBS ?= 0
+# pytest workers; 0 is none, for a debugger.
+JOBS ?= 2
 
 BIN := .venv/bin
 READY := .venv/.ready

@@ -113,9 +113,16 @@ class ReadGradients:
         return found
 
 
-@dataclass(eq=False)
+_NO_ROWS: list[RoleRows] = []
+
+
+@dataclass(eq=False, slots=True)
 class Draft:
-    """What is known of a step so far. Values may be tensors still on their device; `seal` sends them off."""
+    """What is known of a step so far. Values may be tensors still on their device; `seal` sends them off.
+
+    A sealed one is made of few containers: thousands may wait for a slow disk, and the garbage collector goes through
+    all of them now and then, in the midst of a training step.
+    """
 
     step: int = 0
     time: float = 0.0
@@ -127,7 +134,9 @@ class Draft:
     gradients_are_partial: bool = False  # the optimizer uses others besides, which were not selected
     # Gradients of a fused optimizer under a loss scaler are still multiplied by this when they are read.
     gradient_scale: Tensor | None = None
+    size: int = 0  # bytes that it holds while it is queued
     _parcel: Parcel | None = None
+    _sealed: dict[str, float | Tensor | tuple[float | Tensor, ...]] = field(default_factory=dict)
 
     def add(self, name: str, value: float | Tensor) -> None:
         self.values.setdefault(name, []).append(value)
@@ -137,14 +146,13 @@ class Draft:
 
     def seal(self) -> Draft:
         """Sends everything on its way to the host; the draft is not added to any more."""
-        self._parcel = Parcel(self._tensors())
-        return self
-
-    @property
-    def size(self) -> int:
-        """Bytes that it holds while it is queued."""
+        tensors = self._tensors()
+        self._parcel = Parcel(tensors)
         held = sum(rows.rows.size for rows in self.rows if not isinstance(rows.rows, DeviceRows))
-        return 256 + held + sum(tensor.numel() * tensor.element_size() for tensor in self._tensors())
+        self.size = 256 + held + sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        self._sealed = {name: many[0] if len(many) == 1 else tuple(many) for name, many in self.values.items()}
+        self.values, self.rows = {}, self.rows or _NO_ROWS
+        return self
 
     def _tensors(self) -> list[Tensor]:
         """In the order in which `record` takes them up."""
@@ -163,8 +171,8 @@ class Draft:
         assert self._parcel is not None
         host = iter(self._parcel.arrays())
         scalars = {
-            name: _mean([float(next(host)) if isinstance(value, Tensor) else value for value in many])
-            for name, many in self.values.items()
+            name: _mean([float(next(host)) if isinstance(value, Tensor) else value for value in _several(told)])
+            for name, told in self._sealed.items()
         }
         found = list(self._on_host(host, failed))
         scale = float(next(host)) if self.gradient_scale is not None else 1.0
@@ -199,6 +207,10 @@ def _completed(found: Iterable[OnHost], gradients: LayerRows | None, clipped: fl
             made = role_rows.complete(role_rows.layers, rows, sums, gradients, clipped)
             parts.setdefault(role_rows.role, []).append(made)
     return parts
+
+
+def _several(told: float | Tensor | tuple[float | Tensor, ...]) -> tuple[float | Tensor, ...]:
+    return told if isinstance(told, tuple) else (told,)
 
 
 def _mean(values: list[float]) -> float:
