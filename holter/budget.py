@@ -13,8 +13,9 @@ from __future__ import annotations
 
 ADVANCE_SECONDS = 0.25
 _SMOOTHING = 0.2  # weight of the newest cost in the expected one
-# How the share is divided; kinds begin with these words.
+# How the share is divided, and the advance: most of that goes to what is wanted at every step. Kinds begin with these.
 _PARTS = {"gradient": 0.4, "update": 0.15, "weight": 0.1, "moment": 0.1, "activation": 0.15, "batch": 0.1}
+_ADVANCES = {"gradient": 0.3, "update": 0.1, "weight": 0.1, "moment": 0.1, "activation": 0.1, "batch": 0.3}
 _MOMENTS = ("momentum", "second_moment")
 
 
@@ -25,8 +26,8 @@ def _part_of(kind: str) -> str:
 
 class _Purse:
     def __init__(self, part: float, advance: float) -> None:
-        self.part, self.full = part, part * advance
-        self.holds = self.owed = self.full
+        self.part = part
+        self.holds = self.owed = self.full = advance
 
     def earn(self, seconds: float) -> float:
         """Takes what it has room for, after what it owes; returns the rest."""
@@ -43,7 +44,7 @@ class Budget:
     def __init__(self, share: float | None) -> None:
         self.share = share
         advance = ADVANCE_SECONDS if share else 0.0
-        self._purses = {name: _Purse(part, advance) for name, part in _PARTS.items()}
+        self._purses = {name: _Purse(part, advance * _ADVANCES[name]) for name, part in _PARTS.items()}
         self._expected: dict[str, float] = {}
         self._unsettled: dict[str, float] = {}  # seconds of measurements within what is about to be spent
         self._common = 0.0  # spent by everyone, and not yet taken from the purses: many small sums a step

@@ -7,6 +7,7 @@ import os
 import pytest
 import torch
 
+os.environ.pop("COLUMNS", None)  # workers of pytest get one, and tables would be as narrow as that
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before anyone imports Triton: its kernels then run on the CPU
 

@@ -135,7 +135,8 @@ def test_one_damaged_run_never_hides_another(tmp_path: Path) -> None:
     assert lines_of(result, "good")[0].split()[1:3] == ["finished", "3"]
     assert lines_of(result, "no info")[0].split()[2:4] == ["finished", "3"]
     assert "run.json is missing" in result.stdout
-    assert "unreadable" in lines_of(result, "newer")[0] and "journal format 99" in result.stdout
+    # Where a text is broken depends on the length of the directory's name.
+    assert "unreadable" in lines_of(result, "newer")[0] and "journal format 99" in " ".join(result.stdout.split())
     assert "upgrade it with `pip install -U holter`" in " ".join(result.stdout.split())
     for name in ("cut", "wild info", "noise", "journal is"):
         assert lines_of(result, name), name
@@ -268,7 +269,7 @@ def test_the_worst_layers_come_first(tmp_path: Path) -> None:
     assert math.isnan(role.layers[0].norm), "without a finite value there is no norm, not one of 0"
     text = call("show", run).stdout
     assert text.index("part5") < min(text.index("part3"), text.index("part7"))
-    assert "1 not finite" in text
+    assert "1 not finite" in " ".join(text.split())
     sign, line = lines_of(call("show", run), "part5")
     assert sign.startswith(" not finite  parts.part5.weight (gradient)") and "first in step 0" in sign
     assert "nan" in line and "80 since 0" in line, "16 values at 5 steps"
@@ -340,7 +341,7 @@ def test_biases_that_start_at_zero_are_nothing_odd(tmp_path: Path) -> None:
     gradient, weight = summarise(holter.open_run(tmp_path / "run")).roles
     assert not any(layer.is_far for layer in weight.layers)
     assert [layer.norm for layer in gradient.layers] == [0, 0, 0, 0]
-    assert "1 exactly zero" in call("show", tmp_path / "run", "--role", "weight").stdout
+    assert "1 exactly zero" in " ".join(call("show", tmp_path / "run", "--role", "weight").stdout.split())
 
 
 def test_one_role_can_be_asked_for(healthy: Path) -> None:

@@ -39,6 +39,7 @@ def test_the_median_is_that_of_numpy() -> None:
     values[1:, 4] = np.nan
     expected = [np.nanmedian(column) if not np.isnan(column).all() else np.nan for column in values.T]
     np.testing.assert_allclose(median(values), expected)
+    assert np.isnan(median(values[:0])).all() and len(median(values[:0])) == 40
 
 
 def test_the_spread_of_a_bell_is_its_deviation() -> None:
