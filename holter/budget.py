@@ -6,7 +6,8 @@ activations, say, is paid off by later looks at activations, while gradients go 
 to the others. A run starts with an advance, so that short runs are seen well, and what it earns first pays that back:
 measuring costs no more than the advance, or than the share of the time where that is more. What every step needs, a
 record of its scalars, is spent from all purses but never left out: where steps are very short, that alone may exceed
-the share.
+the share. Setting up is paid by no purse either: what a kind takes the first time is mostly the loading of kernels and
+the making of tables, and would keep the run unseen for hundreds of steps.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ class Budget:
         advance = ADVANCE_SECONDS if share else 0.0
         self._purses = {name: _Purse(part, advance * _ADVANCES[name]) for name, part in _PARTS.items()}
         self._expected: dict[str, float] = {}
-        self._unsettled: dict[str, float] = {}  # seconds of measurements within what is about to be spent
+        # Seconds of measurements within what is about to be settled, by part; None for setting up.
+        self._unsettled: dict[str | None, float] = {}
         self._common = 0.0  # spent by everyone, and not yet taken from the purses: many small sums a step
         self.elapsed = 0.0
         self.spent = 0.0
@@ -63,28 +65,35 @@ class Budget:
             for purse in self._purses.values():  # the largest comes first
                 rest = purse.earn(rest)
 
-    def spend(self, seconds: float, kind: str | None = None) -> None:
-        """Of a kind, or of what was learned since the last time; what else it took is everyone's."""
+    def spend(self, seconds: float, kind: str | None) -> None:
+        """On a measurement of this kind; None for setting one up."""
         self.spent += seconds
         if kind is not None:
             self._purses[_part_of(kind)].holds -= seconds
-            return
-        if self._unsettled:
-            known = sum(self._unsettled.values())
-            scale = min(1.0, seconds / known) if known > 0 else 0.0
-            for name, own in self._unsettled.items():
-                self._purses[name].holds -= scale * own
-            seconds -= scale * known
-            self._unsettled.clear()
+
+    def share_out(self, seconds: float) -> None:
+        """Spent for everyone."""
+        self.spent += seconds
         self._common += seconds
 
-    def learn(self, kind: str, seconds: float, *, is_settled: bool = False) -> None:
+    def settle(self, seconds: float) -> None:
+        """A stretch of work: of the kinds that were learned of since the last time, and the rest of it everyone's."""
+        known = sum(self._unsettled.values())
+        scale = min(1.0, seconds / known) if known > 0 else 0.0
+        for part, own in self._unsettled.items():
+            if part is not None:
+                self._purses[part].holds -= scale * own
+        self._unsettled.clear()
+        self.spent += scale * known
+        self.share_out(seconds - scale * known)
+
+    def learn(self, kind: str, seconds: float, *, is_settled: bool = False, sets_up: bool = False) -> None:
         """What a measurement of this kind took, to expect the next one."""
         known = self._expected.get(kind, seconds)
         # A first call that builds tables is no measure of the next: expectations fall at once and rise slowly.
         self._expected[kind] = min(seconds, known + _SMOOTHING * (seconds - known))
         if not is_settled:
-            part = _part_of(kind)
+            part = None if sets_up else _part_of(kind)
             self._unsettled[part] = self._unsettled.get(part, 0.0) + seconds
 
     def affords(self, kind: str) -> bool:

@@ -25,9 +25,10 @@ class Cadence:
         self.step = 0
         self._settings, self._budget = settings, budget
         self._measured_at: dict[str, int] = {}  # kind -> the last step that had it
+        self._first_at: dict[str, int] = {}  # kind -> the first step that had it
         self._rare_at = -1  # the last step that had something that is not measured at every step
-        # Of what was measured and is not done yet, and the kind that is charged.
-        self._timers: deque[tuple[DeviceTimer, str | None]] = deque(maxlen=_MOST_TIMERS)
+        # Of what was measured and is not done yet, the kind that is charged, and whether that was set up.
+        self._timers: deque[tuple[DeviceTimer, str | None, bool]] = deque(maxlen=_MOST_TIMERS)
         # The device has not even come to what was measured in the step that is over here: it has work for a while, and
         # what this thread does meanwhile does not make the training any longer.
         self.is_hidden = False
@@ -81,11 +82,16 @@ class Cadence:
         if timer is not None:
             self.follow(timer, kind)
         self.note_measured(kind, histograms)
-        self._budget.learn(f"{kind} histogram" if histograms else kind, time.perf_counter() - started)
+        seconds, learned = time.perf_counter() - started, f"{kind} histogram" if histograms else kind
+        self._budget.learn(learned, seconds, sets_up=self.sets_up(kind))
+
+    def sets_up(self, kind: str) -> bool:
+        """Whether this is the first step that has this kind."""
+        return self._first_at.setdefault(kind, self.step) == self.step
 
     def follow(self, timer: DeviceTimer, kind: str | None) -> None:
         """Charges what the device takes to this kind, when that is known; None for what costs nothing more."""
-        self._timers.append((timer.stop(), kind))
+        self._timers.append((timer.stop(), kind, kind is not None and self.sets_up(kind)))
 
     def note_measured(self, kind: str, histograms: bool) -> None:
         self._measured_at[kind] = self.step
@@ -99,6 +105,6 @@ class Cadence:
         if self._timers:
             self.is_hidden = not self._timers[-1][0].has_begun()
         while self._timers and (seconds := self._timers[0][0].seconds()) is not None:
-            _, kind = self._timers.popleft()
+            _, kind, sets_up = self._timers.popleft()
             if kind is not None:
-                self._budget.spend(seconds, kind)
+                self._budget.spend(seconds, None if sets_up else kind)

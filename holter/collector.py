@@ -226,7 +226,7 @@ class Collector:
             add_scalar(self._pending, name, value)
         seconds = self._activations.seconds - self._looked_before
         self._looked_before += seconds
-        self._budget.spend(seconds, "activation")
+        self._budget.spend(seconds, None if self._cadence.sets_up("activation") else "activation")
         self._budget.learn("activation", seconds, is_settled=True)
         if found:
             has_histograms = any(rows.has_histograms for rows in found)

@@ -62,9 +62,7 @@ class Monitor:
         self._layers = Layers(model, selection, self._problems)
         info = describe_training(model, optimizers, scheduler, settings.total_steps, self._layers)
         device = next(model.parameters()).device
-        # On CUDA the stages need events at every step, whose cost is not known yet: there they are not observed.
-        timed = device if device.type == "cpu" else torch.device("meta")
-        self._stages = Stages(timed) if settings.stages else None
+        self._stages = Stages(device) if settings.stages else None
         machine = Machine(device) if settings.machine else None
         self._collectives = CollectiveClock(model) if settings.machine else None
         try:
@@ -262,7 +260,7 @@ class Monitor:
     def _take_note_of(self, seconds: float, charged: bool) -> None:
         """Of the training thread's time."""
         self._thread_seconds += seconds
-        self._budget.spend(self._visible(seconds) if charged else 0.0)
+        self._budget.settle(self._visible(seconds) if charged else 0.0)
 
     def _visible(self, seconds: float) -> float:
         """What so much time of the processor adds to the training."""
@@ -314,7 +312,7 @@ class Monitor:
     @contained("record a step")
     def _record_step(self, optimizer: Optimizer, skipped: bool, times: StageTimes | None) -> None:
         seconds = self._writer.seconds
-        self._budget.spend(self._visible(seconds - self._writer_seconds))
+        self._budget.share_out(self._visible(seconds - self._writer_seconds))
         self._writer_seconds = seconds
         self._problems.step = self.step
         self._collector.finish(optimizer, self._scaler(), skipped=skipped, times=times)

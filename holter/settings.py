@@ -78,16 +78,6 @@ def _check_pace(name: str, value: Any, otherwise: str) -> None:
         raise ValueError(f"{name}={value!r}: give a whole number of steps, at least 1{otherwise}")
 
 
-def activations_pace(asked: int | str | None, model: Any) -> int | None:
-    """How often to look at activations; "auto" is every 100 steps on the CPU, whose cost is known, and else never."""
-    if isinstance(asked, str) and asked != "auto":
-        raise ValueError(f'activations={asked!r}: give a whole number of steps, None for never, or "auto"')
-    if asked != "auto":
-        return asked  # type: ignore[return-value]  # Settings refuses what is no number
-    first = next(model.parameters(), None) if isinstance(model, nn.Module) else None
-    return Settings.activations if first is not None and first.device.type == "cpu" else None
-
-
 def check_training(model: nn.Module, optimizer: Optimizer | Sequence[Optimizer], scaler: Any | None) -> list[Optimizer]:
     """The optimizers as a list, if this model can be watched with them."""
     if not isinstance(model, nn.Module):

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
 
 from holter.monitor import Monitor
 from holter.selection import Asked
-from holter.settings import Settings, activations_pace
+from holter.settings import Settings
 from holter.sinks import Sink
 
 
@@ -25,7 +25,7 @@ def watch(
     weights: int | None = 100,
     updates: int | None = 10,
     optimizer_state: int | None = 10,
-    activations: int | Literal["auto"] | None = "auto",
+    activations: int | None = 100,
     histograms: int | Mapping[str, int | None] | None = 100,
     stages: bool = True,
     machine: bool = True,
@@ -39,8 +39,7 @@ def watch(
 
     Gradients are measured every `every` steps, the others every so many, None for never, within `budget`: the share of
     the training time that monitoring may take (None for no limit, 0 for scalars only). `layers` selects by patterns
-    ("h.*.attn.*") or by a function of name and parameter or module; `histograms` may name a pace for each role; "auto"
-    looks at activations on the CPU only. Pass the `scaler` of mixed precision so that steps it skips are seen,
+    ("h.*.attn.*") or by a function of name and parameter or module; `histograms` may name a pace for each role. Pass the `scaler` of mixed precision so that steps it skips are seen,
     `scheduler` and `total_steps` so that the run knows its plan, `sinks` to send records and findings elsewhere too.
 
     >>> import holter, torch
@@ -52,8 +51,7 @@ def watch(
     >>> len(monitor.history)
     1
     """
-    looks = activations_pace(activations, model)
     settings = Settings(
-        every, weights, updates, optimizer_state, looks, histograms, budget, total_steps, layers, stages, machine
+        every, weights, updates, optimizer_state, activations, histograms, budget, total_steps, layers, stages, machine
     )
     return Monitor(model, optimizer, settings, run=run, scaler=scaler, scheduler=scheduler, sinks=sinks)

@@ -228,7 +228,7 @@ def test_the_purse_never_spends_more_than_it_earned() -> None:
         if budget.affords("gradient"):
             made += 1
             budget.learn("gradient", 0.002)
-            budget.spend(0.002)
+            budget.settle(0.002)
         assert budget.spent <= max(ADVANCE_SECONDS, 0.01 * budget.elapsed) + 1e-9
     assert made == pytest.approx(0.01 * 1000 / 0.002, rel=0.02)  # a little of the advance is for others
     assert Budget(None).affords("anything") and not Budget(0).affords("anything")
@@ -238,7 +238,7 @@ def test_an_expensive_kind_does_not_silence_the_others() -> None:
     """A look at activations that took ten seconds is paid off by looks at activations; all together keep the share."""
     budget = Budget(0.01)
     budget.learn("activation", 10.0)
-    budget.spend(10.0)
+    budget.settle(10.0)
     made = {"activation": 0, "gradient": 0, "update 7": 0}
     for _ in range(200_000):
         budget.earn(0.01)
@@ -246,7 +246,7 @@ def test_an_expensive_kind_does_not_silence_the_others() -> None:
             if budget.affords(kind):
                 made[kind] += 1
                 budget.learn(kind, cost)
-                budget.spend(cost)
+                budget.settle(cost)
     assert made["gradient"] > 50_000 and made["update 7"] > 1000
     assert made["activation"] == 0, "its share of 20 s is 3 s so far, and it has cost 10"
     assert budget.spent - 10.0 <= 0.01 * budget.elapsed
@@ -254,8 +254,20 @@ def test_an_expensive_kind_does_not_silence_the_others() -> None:
 
 def test_what_belongs_to_no_kind_is_paid_by_all() -> None:
     budget = Budget(0.01)
-    budget.spend(1.0)
+    budget.learn("weight", 0.001)
+    budget.share_out(1.0)  # in the midst of a stretch whose kinds are not settled yet
     assert not any(budget.affords(kind) for kind in ("gradient", "weight", "batch inputs", "second_moment 3"))
+
+
+def test_setting_up_is_counted_and_paid_by_no_purse() -> None:
+    budget = Budget(0.01)
+    budget.learn("second_moment 3", 1.0, sets_up=True)
+    budget.share_out(0.001)
+    budget.settle(1.0)
+    budget.spend(1.0, None)
+    assert budget.spent == pytest.approx(2.001)
+    budget.earn(0.1)
+    assert all(budget.affords(kind) for kind in ("gradient", "update 7", "batch inputs"))
 
 
 def test_every_record_shows_what_monitoring_cost() -> None:

@@ -85,7 +85,7 @@ def test_a_fault_is_plain_in_what_is_printed(fault: str, tmp_path: Path) -> None
 @pytest.mark.parametrize("fault", list(FAULTS)[:7])
 def test_a_fault_is_plain_with_the_settings_as_they_come(fault: str, tmp_path: Path) -> None:
     """One look at the activations and the weights of a short run, and whatever the budget leaves."""
-    as_they_come = {"weights": 100, "updates": 10, "activations": "auto", "histograms": 100, "budget": 0.01}
+    as_they_come = {"weights": 100, "updates": 10, "activations": 100, "histograms": 100, "budget": 0.01}
     words = FAULTS[fault][0].split(", and")[0]  # how many of them are seen depends on how fast the machine is
     assert re.search(words, told(make(fault, tmp_path, **as_they_come)))
     assert signs_in(make("healthy", tmp_path, **as_they_come)) == ()

@@ -23,7 +23,7 @@ _CODES = {dtype: code for code, dtype in enumerate(DTYPES)}
 # What float32 cannot hold exactly is measured in float64, the rest of the other dtypes in float32.
 _WIDE = (torch.int32, torch.int64, torch.uint32, torch.uint64)
 _ALIGNMENT = 16  # bytes, of the widest load
-_REMEMBERED_TABLES = 8  # lists that keep changing must not make the cache grow
+_REMEMBERED_TABLES = 256  # a list an activation and some more; lists that keep changing must not make it grow
 _STRIDE = 16  # columns of a partial row in memory, as in the kernels
 
 
@@ -141,7 +141,6 @@ class _Tables:
         self._codes, self._tensor_of, self._lengths = (
             sent(table, device).int() for table in (codes, tensor_of, lengths)
         )
-        self._partials = torch.empty(len(starts), _STRIDE, dtype=torch.float64, device=device)
         self._addresses: list[int] = []
         self._address_table = torch.empty(0)
 
@@ -152,20 +151,21 @@ class _Tables:
 
     def measure(self, histograms: bool) -> DeviceRows:
         rows = torch.empty(self._tensors, len(COLUMNS), dtype=torch.float64, device=self._device)
+        partials = torch.empty(self._chunks, _STRIDE, dtype=torch.float64, device=self._device)
         counts, shape = None, self._shape
         if histograms:
             counts = torch.zeros(self._tensors, histogram.SIZE, dtype=self._count_dtype, device=self._device)
         with current_device(self._device):
             if self._chunks:
                 triton_kernels.measure_chunks[(self._chunks,)](
-                    *self._chunk_tables(), self._partials,
+                    *self._chunk_tables(), partials,
                     KINDS=self._kinds, LINES=shape.lines, WIDTH=shape.width, TILES=shape.tiles, num_warps=shape.warps,
                 )  # fmt: skip
             if self._tensors:
-                triton_kernels.add_chunks[(self._tensors,)](self._partials, self._first, rows, BLOCK=256, num_warps=8)
+                triton_kernels.add_chunks[(self._tensors,)](partials, self._first, rows, BLOCK=256, num_warps=8)
             if self._chunks and counts is not None:
                 triton_kernels.count_chunks[(self._chunks, shape.parts)](
-                    *self._chunk_tables(), self._partials, self._first, counts,
+                    *self._chunk_tables(), partials, self._first, counts,
                     KINDS=self._kinds, WHOLE=shape.chunk, PARTS=shape.parts, BLOCK=shape.counted,
                     SAMPLE=shape.sample, num_warps=shape.counting_warps,
                 )  # fmt: skip
