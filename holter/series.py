@@ -85,7 +85,7 @@ def logs(values: Floats) -> Floats:
 
 def spread(values: Floats) -> Floats:
     """How far values lie from their median, as a standard deviation of a bell would tell it: [n, k] to [k]."""
-    return 1.4826 * np.nanmedian(np.abs(values - np.nanmedian(values, axis=0)), axis=0)
+    return np.asarray(1.4826 * median(np.abs(values - median(values))))
 
 
 def slope(steps: Integers, values: Floats) -> float:

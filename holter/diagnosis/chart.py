@@ -78,6 +78,7 @@ class Chart:
         self._scalars: dict[str, Series] = {}
         self._tables: dict[tuple[str, str], Series] = {}
         self._layers = {str(layer.get("name")): layer for layer in info.get("layers", ()) if isinstance(layer, dict)}
+        self._matrices = frozenset(name for name in self._layers if len(self.shape(name)) > 1)
 
     def add(self, moment: Moment) -> None:
         if self.step < 0:
@@ -157,7 +158,7 @@ class Chart:
         return self.in_depth(self._layers)
 
     def is_matrix(self, parameter: str) -> bool:
-        return len(self.shape(parameter)) > 1
+        return parameter in self._matrices
 
     def in_depth(self, names: Iterable[str]) -> tuple[str, ...]:
         """From the input to the output where that is known; else as they come."""

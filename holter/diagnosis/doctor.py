@@ -13,7 +13,8 @@ from holter.diagnosis.incidents import Incidents
 from holter.diagnosis.suspicion import Case, Rule, Suspicion
 from holter.record import Record
 
-_QUIET_PACE = 5  # with nothing unusual, the rules are asked every so many steps
+# With nothing unusual the rules are asked every so many steps: the longer a run is, the rarer.
+_QUIET_PACE, _RAREST, _LENGTHS = 5, 25, 80
 _ALERT = 12  # steps after an unusual value for which they are asked at every one
 _EARLY = 40  # steps at the beginning of a run, where much happens
 
@@ -49,7 +50,8 @@ class Doctor:
         self.events.add(self.chart, moment)
         step = moment.step
         is_restless = step - self.events.last_outside <= _ALERT or step - self.chart.first_step < _EARLY
-        if is_restless or step - self._asked_at >= _QUIET_PACE:
+        pace = min(max(_QUIET_PACE, (step - self.chart.first_step) // _LENGTHS), _RAREST)
+        if is_restless or step - self._asked_at >= pace:
             self._ask()
 
     def _ask(self) -> None:

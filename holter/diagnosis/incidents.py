@@ -54,11 +54,11 @@ class Incident:
         ranked: list[Suspicion] = []
         while enough:
             causes = [one for one in enough if one.kind is not Kind.STATE] or enough
-            earliest = min(one.since for one in causes)
+            earliest = min(one.began for one in causes)
             # What began well after an end state does not explain it.
-            causes = [one for one in enough if one in causes or one.since < earliest - TOGETHER]
-            earliest = min(one.since for one in causes)
-            together = [one for one in causes if one.since <= earliest + TOGETHER]
+            causes = [one for one in enough if one in causes or one.began < earliest - TOGETHER]
+            earliest = min(one.began for one in causes)
+            together = [one for one in causes if one.began <= earliest + TOGETHER]
             best = max(together, key=lambda one: (one.kind, one.score))
             ranked.append(best)
             enough.remove(best)

@@ -21,7 +21,8 @@ class Kind(IntEnum):
 @dataclass(frozen=True)
 class Suspicion:
     """`score` from 0 to 1: how well the evidence fits, by the rule's own lights; below one half it is only kept as an
-    alternative. `check` says how to see that the advice has worked."""
+    alternative. `check` says how to see that the advice has worked. `by` is for what is only seen at looks: it began
+    after `since`, the look before, and by this step; what is known to have begun in between went before it."""
 
     cause: str
     where: str
@@ -33,6 +34,12 @@ class Suspicion:
     evidence: Mapping[str, object] = field(default_factory=dict)
     advice: str = ""
     check: str = ""
+    by: int | None = None
+
+    @property
+    def began(self) -> int:
+        """For the order of events."""
+        return self.since if self.by is None else self.by
 
 
 @dataclass(frozen=True, eq=False)

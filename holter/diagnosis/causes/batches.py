@@ -63,6 +63,12 @@ def label_entropies(chart: Chart) -> tuple[Series, int]:
     return series, -1
 
 
+def classes_in(chart: Chart) -> set[str]:
+    """Targets that are classes: of a few examples all may well be of one, and the number of a class is no size."""
+    series = chart.table("batch", "label_entropy")
+    return {series.names[place] for place in targets_of(series) if np.isfinite(series.opening[:, place]).any()}
+
+
 def guess_loss(chart: Chart) -> float:
     """Cross-entropy of who knows nothing but how frequent the classes are, in nats; NaN where labels are not logged.
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from holter.diagnosis.causes.batches import (
     OFF,
+    classes_in,
     first_inputs,
     first_losses,
     guess_loss,
@@ -96,11 +97,12 @@ def _caught(case: Case, since: int) -> bool | None:
 
 def corrupt(case: Case) -> Iterator[Suspicion]:
     """batch-corrupt: a batch or two far from all others, and a gradient or a loss that shows it in the same step."""
+    labels = classes_in(case.chart)
     found = [
         event
         for name in ("batch/std", "batch/abs_max")
         for event in case.events.of(name, since=case.step - _LATELY)
-        if event.until is not None and event.values <= _SHORT and np.isfinite(event.factor) and _is_far(case, event)
+        if event.layer not in labels and event.until is not None and event.values <= _SHORT and np.isfinite(event.factor) and _is_far(case, event)
     ]
     if not found:
         return

@@ -79,6 +79,7 @@ class _Climb:
 
     name: str
     since: int
+    by: int  # the look that shows it first
     factor: float  # since then
     gain: float  # what it makes of a signal by now
     usual: float  # by how much the others have grown meanwhile
@@ -106,7 +107,7 @@ def _climbs(chart: Chart) -> Iterator[_Climb]:
         climbed = float(values[-1, place] - values[start, place])
         gain = float(norms.values[-1, place]) * (fan_in(chart, name) / elements(chart, [name])) ** 0.5
         if climbed > max(np.log10(_CLIMBED), 3 * usual) and gain > _AMPLIFIES:
-            yield _Climb(name, since, 10**climbed, gain, 10**usual)
+            yield _Climb(name, since, int(norms.steps[start + 1]), 10**climbed, gain, 10**usual)
 
 
 def _foot(steps: Integers, values: Floats) -> tuple[int, int]:
@@ -173,6 +174,7 @@ def _attention_growth(chart: Chart, attention: str, climb: _Climb) -> Suspicion:
         f"{climb.usual:.2g}-fold{told}: normalise queries and keys (an RMSNorm on each before they meet), or lower the "
         f"rate of these two weights.",
         "It worked if the largest logit stays below about 30 and the entropy of the heads stops falling.",
+        by=climb.by,
     )
 
 
@@ -192,6 +194,7 @@ def _residual_growth(chart: Chart, climb: _Climb) -> Suspicion:
         f"Start the last layer of every branch 1 / sqrt(number of branches) as large, put a norm before each, or "
         f"give {layer} weight decay.",
         "It worked if the outputs of the blocks keep their size from step to step.",
+        by=climb.by,
     )
 
 
@@ -214,20 +217,20 @@ def attention_at_looks(case: Case) -> Iterator[Suspicion]:
     if not places or logits.opening[0, places[0]] > _SHARP:
         return
     place = max(places, key=lambda p: grown[p])
-    climb = _Climb(logits.names[place], int(logits.steps[-2]), float(grown[place]), 0.0, 1.0)
-    entropy = case.chart.table("attention", "entropy")
+    name, entropy = logits.names[place], case.chart.table("attention", "entropy")
     yield Suspicion(
         "attention-logit-growth",
         "layer",
-        climb.since,
+        int(logits.steps[-2]),
         0.75,
         Kind.PATTERN,
-        climb.name,
+        name,
         "warning",
         {"max_logit": float(last[place]), "before": float(before[place]), "entropy": float(entropy.values[-1, place])},
-        f"The largest attention logit of {climb.name} is {number(float(last[place]))}, {number(float(before[place]))} "
+        f"The largest attention logit of {name} is {number(float(last[place]))}, {number(float(before[place]))} "
         f"at the looks before: normalise queries and keys (an RMSNorm on each before they meet), or lower their rate.",
         "It worked if the largest logit stays below about 30 and the entropy of the heads stops falling.",
+        by=int(logits.steps[-1]),
     )
 
 
@@ -261,6 +264,7 @@ def residual_at_looks(case: Case) -> Iterator[Suspicion]:
         f"adds most of it: start the last layer of every branch 1 / sqrt(number of branches) as large, or put a norm "
         f"before each branch.",
         "It worked if the outputs of the blocks keep their size from look to look.",
+        by=int(sizes.steps[-1]),
     )
 
 

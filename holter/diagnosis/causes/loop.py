@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from holter.diagnosis.chart import column
+from holter.diagnosis.chart import Chart, column
 from holter.diagnosis.evidence import data_is_usual, matrices, middle, rate_is_flat
 from holter.diagnosis.suspicion import Case, Kind, Suspicion
-from holter.series import Floats, Integers, Series
+from holter.series import Floats, Integers, Series, median
 
 
 def not_cleared(case: Case) -> Iterator[Suspicion]:
@@ -63,35 +63,65 @@ def _onset(at: Integers, norms: Floats, usual: float, latest: int) -> int:
 def not_averaged(case: Case) -> Iterator[Suspicion]:
     """accumulation-not-averaged: loss, or norm, is a whole number of times what it was, at once and to stay."""
     chart = case.chart
-    for event in case.events.of("gradient_norm", direction=1, since=case.step - 40):
+    rises = [e for name in ("gradient_norm", "loss") for e in case.events.of(name, direction=1, since=case.step - 40)]
+    for event in sorted(rises, key=lambda one: one.since):
         if event.until is not None or event.values < 4 or not data_is_usual(case, event.since):
             continue
         if not rate_is_flat(chart, event.since - 5, event.since + 3):
             continue
-        found = {name: _step_up(chart.scalar(name), event.since) for name in ("gradient_norm", "loss")}
-        norm, loss = found["gradient_norm"], found["loss"]
-        if norm is None:
+        norm, loss = (_step_up(chart.scalar(name), event.since) for name in ("gradient_norm", "loss"))
+        more = _more_batches(chart, event.since)
+        found = _whole_times(norm, loss, more)
+        if found is None:
             continue
-        times = round(loss) if loss is not None and loss > 1.5 else round(norm)
-        if times < 2 or times > 64:
-            continue
-        by_loss = loss is not None and abs(loss / times - 1) < 0.08 and abs(norm / times - 1) < 0.35
-        by_norm = abs(norm / times - 1) < 0.12 and loss is not None and abs(loss - 1) < 0.2
-        if not by_loss and not by_norm:
+        times, by_loss = found
+        if more != times and not by_loss and not _all_alike(chart, event.since, times):
             continue
         what = "loss and gradient are" if by_loss else "the gradient is"
         yield Suspicion(
             "accumulation-not-averaged",
             "loop",
             event.since,
-            0.85 if by_loss else 0.6,
-            Kind.PATTERN,
-            evidence={"times": times, "norm": norm, "loss": loss},
+            0.95 if more == times else 0.85 if by_loss else 0.6,
+            Kind.FACT if more == times else Kind.PATTERN,
+            evidence={"times": times, "norm": norm, "loss": loss, "micro_batches": more},
             advice=f"From step {event.since} on {what} {times} times as large: divide the loss by the {times} "
             "micro-batches that are accumulated.",
             check="It worked if loss and norm are as before.",
         )
         return
+
+
+def _whole_times(norm: float | None, loss: float | None, more: int) -> tuple[int, bool] | None:
+    """How many times as large they are, and whether the loss is: the sum of k gradients is between sqrt(k) and k
+    times as long as one of them, the sum of k losses is k times one of them."""
+    if norm is None:
+        return None
+    times = more if more > 1 else round(loss) if loss is not None and loss > 1.5 else round(norm)
+    if not 2 <= times <= 64 or loss is None:
+        return None
+    by_loss = abs(loss / times - 1) < (0.2 if more > 1 else 0.08) and 0.8 * times**0.5 < norm < 1.35 * times
+    by_norm = abs(loss - 1) < 0.2 and (norm > 0.6 * times if more > 1 else times <= 16 and abs(norm - times) < 0.25)
+    return (times, by_loss) if by_loss or by_norm else None
+
+
+def _more_batches(chart: Chart, since: int) -> int:
+    """How many times as many examples a step takes from there on, each batch being as large as before; 1 if no more."""
+    whole, each = chart.scalar("batch/size"), chart.table("batch", "size")
+    parts = [(whole.before(since, 8), whole.since(since)[:8]), (each.before(since, 8), each.since(since)[:8])]
+    if not all(len(before) and len(after) for before, after in parts):
+        return 1
+    examples, batch = (float(np.nanmedian(after) / np.nanmedian(before)) for before, after in parts)
+    return round(examples) if abs(batch - 1) < 0.01 and examples > 1.5 else 1
+
+
+def _all_alike(chart: Chart, since: int, times: int) -> bool:
+    """Whether the gradients of most layers are so many times as long: what is multiplied is the loss."""
+    norms = chart.table("gradient", "norm")
+    with np.errstate(all="ignore"):
+        grown = median(norms.since(since)[:8]) / median(norms.before(since, 8))
+    grown = grown[np.isfinite(grown)]
+    return len(grown) > 0 and bool((np.abs(grown / times - 1) < 0.35).mean() > 0.8)
 
 
 def _step_up(series: Series, step: int) -> float | None:

@@ -7,13 +7,23 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from holter.diagnosis.chart import column, last_of
-from holter.diagnosis.evidence import clipping, data_is_usual, harm, matrices, middle, rate_is_flat, rate_of
+from holter.diagnosis.evidence import (
+    clipping,
+    data_is_usual,
+    harm,
+    is_adaptive,
+    matrices,
+    middle,
+    rate_is_flat,
+    rate_of,
+)
 from holter.diagnosis.suspicion import Case, Kind, Suspicion
-from holter.series import Floats, Integers, Series, slope
+from holter.series import Floats, Integers, Series, median, slope
 from holter.words import number
 
 _TIGHT = 50.0  # times its limit
 _LOOKS_BACK = 200
+_OUTGROWN = 2.0  # of g / sqrt(v)
 
 
 def no_clip(case: Case) -> Iterator[Suspicion]:
@@ -24,7 +34,7 @@ def no_clip(case: Case) -> Iterator[Suspicion]:
     spikes = [
         event
         for event in case.events.of("gradient_norm", direction=1, since=case.step - _LOOKS_BACK)
-        if event.until is not None and event.values <= 3 and event.factor >= 8
+        if event.until is not None and event.values <= 3 and 8 <= event.factor < np.inf
     ]
     spikes = [e for e in spikes if data_is_usual(case, e.since) and rate_is_flat(chart, e.since - 3, e.since)]
     if len(spikes) < 2 and not any(e.factor >= 30 and harm(case, e.since, 3) for e in spikes):
@@ -109,9 +119,9 @@ def _lost(since: int, evidence: dict[str, object]) -> Suspicion:
 def eps_dominates(case: Case) -> Iterator[Suspicion]:
     """adam-eps-dominates: for most weights the second moment is below eps, so that the rate is not what it says."""
     chart = case.chart
-    series = chart.table("second_moment", "below_eps")
-    chosen = matrices(chart, series)
-    steps, shares = middle(series, chosen)
+    series, sizes = chart.table("second_moment", "below_eps"), last_of(chart.table("second_moment", "norm"))
+    chosen = [place for place in matrices(chart, series) if len(sizes) == len(series.names) and sizes[place] > 0]
+    steps, shares = middle(series, chosen)  # of those that are kept: some optimizers have a place for it and no use
     if len(shares) < 3 or not (shares[-3:] > 0.5).all() or steps[-1] - chart.first_step < 10:
         return
     zeros = last_of(chart.table("gradient", "zero_share"))
@@ -133,34 +143,38 @@ def eps_dominates(case: Case) -> Iterator[Suspicion]:
 
 
 def second_moment_lags(case: Case) -> Iterator[Suspicion]:
-    """adam-second-moment-lag: g / sqrt(v) of one tensor rises, and norm and loss follow within a few steps."""
+    """adam-second-moment-lag: the gradient of one tensor outgrows its second moment, and the norm follows.
+
+    In a steady state g / sqrt(v) is about 1 at most. Its step is known from the tensor's own gradient.
+    """
     chart = case.chart
-    rises = case.events.of("second_moment/rms_ratio", direction=1, since=case.step - 60)
-    tensors = len(chart.table("second_moment", "rms_ratio").names)
-    for event in rises:
-        beside = [e for e in rises if abs(e.since - event.since) <= 1]
-        if event.factor < 1.8 or len(beside) > max(2, 0.34 * tensors):
-            continue  # all at once: the batch or the rate
-        hurt = harm(case, event.since + 1, 12, least=1.5)
-        if (
-            hurt is None
-            or not data_is_usual(case, event.since)
-            or not rate_is_flat(chart, event.since - 5, event.since)
-        ):
-            continue
-        yield Suspicion(
-            "adam-second-moment-lag",
-            "optimizer",
-            event.since,
-            0.75,
-            layer=event.layer,
-            evidence={"rms_ratio": event.factor, "followed_by": hurt.series, "at": hurt.since},
-            advice=f"The gradient of {event.layer} outgrew its second moment ({event.factor:.2g} times "
-            f"its usual ratio) "
-            f"before {hurt.series} rose: lower beta2 to 0.95, or clip updates.",
-            check="It worked if the ratio of g to sqrt(v) stays near 1.",
-        )
+    ratios = chart.table("second_moment", "rms_ratio")
+    if len(ratios) < 4 or case.step - ratios.steps[-1] > 12:
         return
+    with np.errstate(all="ignore"):
+        grown = ratios.values[-1] / median(ratios.values[-9:-1])
+    grown[~(ratios.values[-1] > _OUTGROWN) | ~np.isfinite(grown)] = 0.0
+    place = int(grown.argmax())
+    if grown[place] < 3 or (grown > grown[place] / 2).sum() > max(2, 0.2 * len(grown)):
+        return  # all at once: the batch or the rate
+    layer, before, seen = ratios.names[place], int(ratios.steps[-2]), int(ratios.steps[-1])
+    rises = [e for e in case.events.of("gradient/norm", direction=1, since=before + 1) if e.layer == layer]
+    since = rises[0].since if rises else before + 1
+    hurt = harm(case, since, 12, least=1.5)
+    if hurt is None or not data_is_usual(case, since) or not rate_is_flat(chart, since - 5, since):
+        return
+    yield Suspicion(
+        "adam-second-moment-lag",
+        "optimizer",
+        since,
+        0.8,
+        layer=layer,
+        evidence={"rms_ratio": float(ratios.values[-1, place]), "times": float(grown[place]), "and": hurt.series},
+        advice=f"The gradient of {layer} outgrew its second moment ({grown[place]:.2g} times its usual ratio), and "
+        f"{hurt.series} rose: lower beta2 to 0.95, or clip updates.",
+        check="It worked if the ratio of g to sqrt(v) stays near 1.",
+        by=None if rises else seen,
+    )
 
 
 def heavy_decay(case: Case) -> Iterator[Suspicion]:
@@ -185,7 +199,9 @@ def heavy_decay(case: Case) -> Iterator[Suspicion]:
     span = int(at[-1] - at[0])
     if not len(shrink) or not (shrink < 0).mean() > 0.9 or not np.median(shrink) * span < np.log(0.85):
         return
-    if not 0.4 < np.median(shrink) / planned < 2.0:
+    # Momentum makes the steps that a gradient with decay asks for up to a hundred times as long.
+    most = 2.0 if is_adaptive(chart) or not chart.has("momentum") else 100.0
+    if not 0.4 < np.median(shrink) / planned < most:
         return
     begun = _begun(series.steps, series.values[:, chosen])
     yield Suspicion(

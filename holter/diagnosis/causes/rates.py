@@ -9,9 +9,11 @@ import numpy as np
 from holter.diagnosis.chart import column
 from holter.diagnosis.evidence import clipping, harm, is_adaptive, matrices, middle, rate_of
 from holter.diagnosis.suspicion import Case, Kind, Suspicion
+from holter.series import median
 from holter.words import number
 
 _SMOOTH = 1.35  # between two steps, of a rate that follows its schedule
+_AT_FLOOR = 8  # steps
 _OPENING = 60  # steps in which a rate that is wrong from the start shows
 
 
@@ -56,10 +58,12 @@ def too_high(case: Case) -> Iterator[Suspicion]:
     if not early.any() or chart.resumed:
         return
     with np.errstate(all="ignore"):
-        largest = float(np.nanmax(np.nanmedian(sizes[early], axis=1))) if np.isfinite(sizes[early]).any() else np.nan
+        largest = float(np.nanmax(median(sizes[early].T))) if np.isfinite(sizes[early]).any() else np.nan
     bad = _does_not_come_down(case)
     if not largest > 0.1 or bad is None:
         return
+    _, cosines = middle(chart.table("update", "cosine"), matrices(chart, chart.table("update", "cosine")))
+    one_way = len(cosines) > 1 and bool((cosines[-2:] > 0.9).all())  # too long steps go to and fro
     rates = chart.scalar("learning_rate").opening[:, 0]
     rate = float(np.nanmax(rates)) if len(rates) else float("nan")
     better = rate * min(0.1, 0.01 / largest)
@@ -67,7 +71,7 @@ def too_high(case: Case) -> Iterator[Suspicion]:
         "lr-too-high",
         "lr",
         chart.first_step,
-        min(0.95, 0.6 + 0.15 * np.log10(largest / 0.1) + 0.2 * (bad > 3)),
+        0.55 if one_way else min(0.95, 0.6 + 0.15 * np.log10(largest / 0.1) + 0.2 * (bad > 3)),
         severity="critical",
         evidence={"update_ratio": largest, "rate": rate, "loss_over_start": bad},
         advice=f"One step changes a weight by {100 * largest:.0f} % of its size, and the loss does not come down: "
@@ -135,8 +139,10 @@ def runs_away(case: Case) -> Iterator[Suspicion]:
     if not peak > 0:
         return
     at_floor = rates <= (0.02 if chart.total_steps else 1e-6) * peak
-    if not at_floor[-5:].all() or len(at_floor) < 5:
+    if not at_floor[-_AT_FLOOR:].all() or len(at_floor) < _AT_FLOOR:
         return
+    if rates[-1] > 1e-3 * peak and np.ptp(rates[-_AT_FLOOR:]) > 1e-3 * rates[-1]:
+        return  # still on its way: at the end of a cycle it turns
     place = len(at_floor) - int(np.argmin(at_floor[::-1])) if not at_floor.all() else 0
     since = int(steps[place])
     planned = chart.total_steps
@@ -172,6 +178,9 @@ def no_warmup(case: Case) -> Iterator[Suspicion]:
     recovered = float(np.median(losses[-5:])) < min(losses[0], 0.9 * peak)
     if not recovered or peak < 1.25 * max(lowest, 0.2 * float(losses[0])) or peak < 1.05 * float(losses[0]):
         return
+    rest = np.diff(losses[22:])
+    if not peak - losses[0] > 6 * 1.05 * float(np.median(np.abs(rest - np.median(rest)))):
+        return  # what losses differ by from batch to batch
     parameters = chart.info.get("parameters")
     length = 500 if not isinstance(parameters, int) or parameters < 1e8 else 2000 if parameters < 1e9 else 10_000
     yield Suspicion(

@@ -13,7 +13,7 @@ from holter.series import Flags, Floats, Series, logs, median
 from holter.words import number, share
 
 # A small batch leaves many a healthy unit at zero: one look must show more than looks that agree on the units.
-_DEAD_AT_ONCE, _DEAD_LASTING, _ALL = 0.8, 0.65, 0.95
+_DEAD_AT_ONCE, _DEAD_LASTING, _ALL = 0.9, 0.65, 0.95
 _RISES = ("loss", "gradient_norm", "gradient/norm", "update/ratio", "batch/std", "batch/abs_max")  # what may kill
 _STEPS = 8  # for which the gradient of a bias must have been zero for so many units
 _SATURATED, _MOSTLY = 0.8, 0.5
