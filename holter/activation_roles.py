@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 import torch
@@ -33,6 +34,7 @@ class ActivationRoles:
             lambda _, module: not isinstance(module, PASSIVE) and selected(module),
         )
         self._window = Window(_WINDOW)
+        self._joining = 0.0  # seconds, beside those of the capture
 
     @property
     def is_armed(self) -> bool:
@@ -46,7 +48,7 @@ class ActivationRoles:
     @property
     def seconds(self) -> float:
         """That looking has taken of the training thread so far."""
-        return self._capture.seconds
+        return self._capture.seconds + self._joining
 
     def arm(self, histograms: bool) -> None:
         """From the model's own forward pre-hook: this forward, and what else comes before the step."""
@@ -55,17 +57,19 @@ class ActivationRoles:
 
     def give_up(self) -> None:
         """What was seen belongs to no step."""
-        self._capture.collect()
+        self._capture.give_up()
 
     def collect(self) -> tuple[list[RoleRows], dict[str, Tensor]]:
         """The rows of what was seen, and scalars of the model's output; the hooks are gone."""
         seen = self._capture.collect()
         if seen is None:
             return [], {}
+        began = time.perf_counter()
         rows = [self._role(part) for part in seen.parts]
         if seen.attention:
             rows += _attention_roles(dict(seen.attention))
         scalars = {} if seen.logits is None else dict(zip(LOGITS, seen.logits.unbind(), strict=True))
+        self._joining += time.perf_counter() - began
         return rows, scalars
 
     def _role(self, part: ActivationRows) -> RoleRows:

@@ -220,13 +220,14 @@ class Collector:
         """Of the step that is being taken."""
         if not self._activations.is_armed:
             return
+        in_hooks = self._activations.seconds - self._looked_before  # what this takes is timed with the step
         found, scalars = self._activations.collect()
         self._pending.rows += found
         for name, value in scalars.items():
             add_scalar(self._pending, name, value)
         seconds = self._activations.seconds - self._looked_before
         self._looked_before += seconds
-        self._budget.spend(seconds, None if self._cadence.sets_up("activation") else "activation")
+        self._budget.spend(in_hooks, None if self._cadence.sets_up("activation") else "activation")
         self._budget.learn("activation", seconds, is_settled=True)
         if found:
             has_histograms = any(rows.has_histograms for rows in found)

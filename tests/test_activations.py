@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from holter.attention import first_floating
-from holter.statistics.activation import SIGNALS, Bounds, Window, effective_rank, measure_signals, sample, strided
+from holter.statistics.activation import Window, effective_rank, sample, strided
 from holter.statistics.measure import measure_rows
 from tests.armed import MODELS, armed, make, outputs_of, reference, signal, watch
 
@@ -113,29 +113,6 @@ def test_a_unit_is_dead_over_a_window_only_if_it_was_in_every_step_of_it() -> No
 
 
 # Arithmetic ---------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn])
-def test_every_dtype_has_its_own_largest_value(dtype: torch.dtype) -> None:
-    half = torch.finfo(dtype).max / 2
-    y = torch.tensor([[half, -half], [half / 4, 0.0]], dtype=torch.float64).to(dtype)
-    values = dict(zip(SIGNALS, measure_signals(y, 1).values.tolist(), strict=True))
-    assert values["near_overflow"] == 0.5 and values["dead"] == 0.0
-
-
-def test_not_a_number_is_neither_dead_nor_hidden() -> None:
-    y = torch.tensor([[0.0, math.nan, 0.0], [0.0, 0.0, math.inf]])
-    found = measure_signals(y, 1, Bounds(-1.0, 1.0))
-    assert found.alive.tolist() == [False, True, True]
-    values = dict(zip(SIGNALS, found.values.tolist(), strict=True))
-    assert math.isnan(values["rank"]) and values["near_overflow"] == pytest.approx(1 / 6)
-
-
-def test_a_large_tensor_in_pieces_counts_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    y = torch.randn(50, 7, 11).tanh()
-    whole = measure_signals(y, 2, Bounds(-1.0, 1.0)).values
-    monkeypatch.setattr("holter.statistics.activation._PIECE", 100)
-    assert torch.equal(measure_signals(y, 2, Bounds(-1.0, 1.0)).values, whole)
 
 
 @pytest.mark.parametrize("directions", [1, 3, 8])

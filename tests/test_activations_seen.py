@@ -13,7 +13,19 @@ from torch._dynamo.utils import counters
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from holter import activations, modules
+from holter.statistics.activation import Kept, measure_signals
 from tests.armed import armed, make, problems_of, watch
+
+
+@pytest.fixture(autouse=True)
+def _products_in_hooks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every layer multiplies in its hook here, as attentions do: selective checkpointing keeps products."""
+
+    def multiply(y: Tensor, *rest: Any) -> Kept:
+        torch.mm(y.flatten(0, -2), y.flatten(0, -2).T)
+        return measure_signals(y, *rest)
+
+    monkeypatch.setattr(activations, "measure_signals", multiply)
 
 
 class Checkpointed(nn.Module):

@@ -6,6 +6,7 @@ import contextlib
 import copy
 import gc
 import pickle
+import time
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -18,7 +19,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from holter import activations
 from holter.activations import ActivationCapture
 from holter.problems import Problems
-from holter.statistics.activation import Window, measure_signals
+from holter.statistics import activation
+from holter.statistics.activation import SAMPLE_ROWS, SAMPLE_UNITS, Window, measure_signals
 from holter.statistics.device_rows import DeviceRows
 from tests.armed import MODELS, armed, make, problems_of, watch
 
@@ -129,6 +131,47 @@ def test_neither_model_nor_activations_are_held() -> None:
     assert capture.collect() is None
 
 
+def test_what_is_kept_until_collecting_is_small_and_none_of_the_activations_memory() -> None:
+    model = nn.Sequential(nn.Linear(6, 300), nn.ReLU(inplace=True), nn.Linear(300, 5))
+    capture = watch(model)
+    capture.arm()
+    kept: list[Tensor] = []
+    handles = [m.register_forward_hook(lambda m, a, y: kept.append(y)) for m in model]
+    model(torch.randn(1000, 6)).sum().backward()
+    for handle in handles:
+        handle.remove()
+    memory = {y.untyped_storage().data_ptr() for y in kept}
+    for seen in capture._step.layers.values():
+        for part in (seen.kept.reach, seen.kept.sample):
+            assert part.untyped_storage().data_ptr() not in memory
+            assert part.untyped_storage().nbytes() <= 4 * SAMPLE_ROWS * SAMPLE_UNITS
+    capture.collect()
+
+
+def test_the_seconds_of_a_look_hold_those_of_collecting(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = make("mlp")
+    capture = watch(model)
+    capture.arm()
+    model(x)
+    before, derive = capture.seconds, activations.derive_signals
+
+    def slowly(kept: Any) -> Any:
+        time.sleep(0.05)
+        return derive(kept)
+
+    monkeypatch.setattr(activations, "derive_signals", slowly)
+    assert capture.collect() is not None and capture.seconds - before >= 0.05
+
+
+def test_giving_up_takes_the_hooks_away_and_what_was_seen() -> None:
+    model, x = make("mlp")
+    capture = watch(model)
+    capture.arm()
+    model(x)
+    capture.give_up()
+    assert not capture.is_armed and capture.collect() is None
+
+
 # P1: contained ------------------------------------------------------------------------------------------------
 
 
@@ -198,6 +241,7 @@ def _waits(name: str, measure: Callable[[list[Tensor]], DeviceRows], monkeypatch
     model, x = make(name)
     capture = ActivationCapture(model, Problems(lambda problem: None), measure)
     monkeypatch.setattr(activations, "_disable_current_modes", contextlib.nullcontext)  # or it would see nothing
+    monkeypatch.setattr(activation, "_can_be_read", lambda tensor: False)  # as on a device
     capture.arm()
     with Waits() as mode:
         model(x)
