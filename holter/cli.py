@@ -1,4 +1,4 @@
-"""The command line: holter demo, runs, show, diagnose, export, clinic. What a command needs loads when it runs."""
+"""The command line. What a command needs loads when it runs."""
 
 from __future__ import annotations
 
@@ -63,19 +63,46 @@ def _print_json(value: Any) -> None:
     click.echo(json.dumps(as_json(value), indent=1, allow_nan=False))
 
 
+def _known_fault(context: click.Context, parameter: click.Parameter, fault: str | None) -> str | None:
+    from holter.clinic.case import CAUSES
+
+    if fault == "list" and not context.resilient_parsing:
+        click.echo("\n".join(CAUSES))
+        context.exit()
+    if fault is not None and fault not in CAUSES:
+        raise click.BadParameter(f"{fault!r} is none of: {', '.join(CAUSES)}")
+    return fault
+
+
 @main.command()
-@click.option("--steps", type=click.IntRange(min=1), default=200, show_default=True, help="Steps to train.")
+@click.option("--steps", type=click.IntRange(min=1), help="Steps to train.  [default: 200]")
 @click.option("--run", type=click.Path(path_type=Path), help="Where to record.  [default: runs/<date-time-word>]")
-@click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True, help="Of weights and batches.")
-def demo(steps: int, run: Path | None, seed: int) -> None:
+@click.option("--seed", type=click.IntRange(0, 2**63 - 1), help="Of weights and batches.  [default: 0]")
+@click.option("--fault", callback=_known_fault, metavar="CAUSE", help="What goes wrong: `--fault list` names all.")
+@click.option("--on", metavar="MODEL", help="Of a fault: mlp, transformer, ...; not each is shown on all.")
+def demo(steps: int | None, run: Path | None, seed: int | None, fault: str | None, on: str | None) -> None:
     """Train a small GPT on the standard library's source, under a monitor.
 
     Takes about half a minute on two cores and downloads nothing.
+
+    With --fault a smaller training gets sick: it is diagnosed while it runs, run again as advised (its run is called
+    RUN-fixed), and the two are compared.
     """
-    directory = _new_run(run)
-    console = _console()
     # Threads that wait for each other by spinning make a step ten times slower as soon as anything else runs.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    if fault is not None:
+        if steps is not None or seed is not None:
+            raise click.UsageError("--steps and --seed are fixed where there is a --fault")
+        _demo_fault(fault, on, run)
+    elif on is not None:
+        raise click.UsageError("--on needs a --fault")
+    else:
+        _demo(steps or 200, run, seed or 0)
+
+
+def _demo(steps: int, run: Path | None, seed: int) -> None:
+    directory = _new_run(run)
+    console = _console()
     with console.status("Loading torch") if console.is_terminal else nullcontext():
         from holter.demo import DemoSettings, shown_on, train
 
@@ -92,6 +119,25 @@ def demo(steps: int, run: Path | None, seed: int) -> None:
     console.print(render_demo(summarise(open_run(directory))))
     if interrupted:
         raise click.Abort
+
+
+def _demo_fault(fault: str, on: str | None, run: Path | None) -> None:
+    console = _console()
+    with console.status("Loading torch") if console.is_terminal else nullcontext():
+        from holter.demo_fault import choose, show_fault
+
+    try:
+        sick, twin = choose(fault, on)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--on") from error
+    directory = _new_run(run)
+    fixed = _new_run(directory.with_name(f"{directory.name}-fixed"))
+    from holter.run import is_run
+
+    for one in (directory, fixed):
+        if is_run(one):  # a second training in it could not be told from the first
+            raise ValueError(f"{one} holds a run already: name another place with --run")
+    show_fault(console, sick, twin, directory, fixed)
 
 
 def _new_run(named: Path | None) -> Path:
@@ -202,6 +248,24 @@ def export(run: Path, form: str, output: Path | None) -> None:
         raise ValueError(f"cannot write {_about(error)}. Name a directory you may write with -o") from error
     for file in exported:
         click.echo(f"{printable(str(file.path))}  {file.lines:,} lines, {size(file.path.stat().st_size)}")
+
+
+@main.command()
+@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+def thresholds(as_json: bool) -> None:
+    """Show the outer limits of the diagnosis; within them every series is judged by its own past."""
+    from holter.diagnosis.thresholds import Thresholds, listed
+
+    found = listed(Thresholds())
+    if as_json:
+        _print_json([dict(zip(("name", "value", "requirement", "means"), line, strict=True)) for line in found])
+        return
+    from rich.table import Table
+
+    table = Table("limit", "value", "of", box=None, pad_edge=False)
+    for name, value, _, means in found:
+        table.add_row(name, f"{value:g}" if value < 1e4 else f"{value:,.0f}", means)
+    _console().print(table)
 
 
 @main.group()

@@ -67,6 +67,8 @@ TORCH_SIDE = (
     "holter.training",
     "holter.demo",
     "holter.demo_model",
+    "holter.demo_fault",
+    "holter.demo_remedies",
     "holter.incident",
     "holter.integrations",
     "holter.clinic",

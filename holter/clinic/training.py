@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from torch.nn import functional
 from holter.clinic.building import build, make_optimizer, make_scheduler
 from holter.clinic.case import Case, Recipe
 from holter.monitor import Monitor
+from holter.sinks import Sink
 from holter.watching import watch
 
 Batch = tuple[Tensor, Tensor]
@@ -99,8 +100,8 @@ class Hooks:
     def after_step(self, t: int) -> None: ...
 
 
-def train(case: Case, run: str | os.PathLike[str] | bool) -> Monitor:
-    """Trains under a monitor, which is returned closed."""
+def train(case: Case, run: str | os.PathLike[str] | bool, sinks: Sequence[Sink] = ()) -> Monitor:
+    """Trains under a monitor, which is returned closed; `sinks` see the records as they come."""
     torch.set_num_threads(1)  # the models are tiny, and a result must not depend on the number of cores
     training, hooks = Training(case.recipe), case.hooks()
     hooks.built(training)
@@ -112,6 +113,7 @@ def train(case: Case, run: str | os.PathLike[str] | bool) -> Monitor:
         scheduler=training.scheduler,
         total_steps=case.recipe.steps,
         scaler=training.scaler,
+        sinks=sinks,
     ) as monitor:
         batches = iter(monitor.batches(_loader(training, hooks)))
         for t in range(case.recipe.steps):

@@ -11,6 +11,7 @@ from holter.diagnosis.events import Events
 from holter.diagnosis.finding import Finding
 from holter.diagnosis.incidents import Incidents
 from holter.diagnosis.suspicion import Case, Rule, Suspicion
+from holter.diagnosis.thresholds import Thresholds
 from holter.record import Record
 
 # With nothing unusual the rules are asked every so many steps: the longer a run is, the rarer.
@@ -22,9 +23,11 @@ _EARLY = 40  # steps at the beginning of a run, where much happens
 class Doctor:
     """One for a training. Pure: what it says depends on the records alone."""
 
-    def __init__(self, info: Mapping[str, Any], rules: Sequence[Rule] = RULES) -> None:
+    def __init__(
+        self, info: Mapping[str, Any], rules: Sequence[Rule] = RULES, limits: Thresholds | None = None
+    ) -> None:
         self.chart, self.events = Chart(info), Events()
-        self._case = Case(self.chart, self.events)
+        self._case = Case(self.chart, self.events, limits or Thresholds())
         self._moments, self._incidents = Moments(), Incidents()
         self._rules = list(rules)
         self._asked_at = -1

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from holter.record import Problem
 
 SEVERITIES = ("info", "warning", "critical")
+UNKNOWN = "unknown"  # a cause: something is wrong that fits none of those known
 PLACES = ("layer", "lr", "optimizer", "loop", "data", "loss", "precision", "performance", "monitor")
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from holter.diagnosis.finding import Finding
+from holter.diagnosis.finding import UNKNOWN, Finding
 from holter.diagnosis.suspicion import Kind, Suspicion
 
 TOGETHER = 3  # steps within which two beginnings cannot be told apart
@@ -33,8 +33,13 @@ class Incident:
         return self.lead.where in APART
 
     def add(self, suspicion: Suspicion, step: int) -> None:
-        """A suspicion that grows replaces what it was; one that fades stays as it was at its strongest."""
+        """A suspicion that grows replaces what it was; one that fades stays as it was at its strongest, unless its
+        rule has ruled it out, with a score of 0."""
         held = self._held.get(suspicion.cause)
+        if suspicion.score == 0:
+            if len(self._held) > 1:
+                self._held.pop(suspicion.cause, None)
+            return
         if held is None or suspicion.score >= held.score:
             self._held[suspicion.cause] = suspicion
         self.last = step
@@ -70,6 +75,7 @@ class Incident:
 
     def finding(self) -> Finding:
         lead, *others = self.ranked
+        others = [one for one in others if one.cause != UNKNOWN]
         rival = max((one.score for one in others if one.kind >= lead.kind), default=0.0)
         advice = f"{lead.advice} {lead.check}".strip()
         return Finding(
@@ -100,7 +106,7 @@ class Incidents:
             incident = next((one for one in reversed(self._incidents) if one.takes(suspicion)), None)
             is_sure = suspicion.kind is Kind.FACT or suspicion.cause in self._heard
             if incident is not None:
-                if is_sure:
+                if is_sure or suspicion.score == 0:
                     incident.add(suspicion, step)
             elif suspicion.score >= ENOUGH and is_sure:
                 self._incidents.append(Incident(suspicion, step))

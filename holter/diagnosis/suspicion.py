@@ -8,6 +8,7 @@ from enum import IntEnum
 
 from holter.diagnosis.chart import Chart
 from holter.diagnosis.events import Events
+from holter.diagnosis.thresholds import Thresholds
 
 
 class Kind(IntEnum):
@@ -21,7 +22,7 @@ class Kind(IntEnum):
 @dataclass(frozen=True)
 class Suspicion:
     """`score` from 0 to 1: how well the evidence fits, by the rule's own lights; below one half it is only kept as an
-    alternative. `check` says how to see that the advice has worked. `by` is for what is only seen at looks: it began
+    alternative, and with 0 it takes back what it said before. `check` says how to see that the advice has worked. `by` is for what is only seen at looks: it began
     after `since`, the look before, and by this step; what is known to have begun in between went before it."""
 
     cause: str
@@ -46,6 +47,7 @@ class Suspicion:
 class Case:
     chart: Chart
     events: Events
+    limits: Thresholds = Thresholds()
 
     @property
     def step(self) -> int:

@@ -9,6 +9,7 @@ from holter.diagnosis.causes import (
     loop,
     losses,
     optimizers,
+    outer,
     performance,
     precision,
     rates,
@@ -31,4 +32,5 @@ RULES: tuple[Rule, ...] = (
     *losses.RULES,
     *precision.RULES,
     *performance.RULES,
+    *outer.RULES,
 )

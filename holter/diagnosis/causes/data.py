@@ -102,7 +102,11 @@ def corrupt(case: Case) -> Iterator[Suspicion]:
         event
         for name in ("batch/std", "batch/abs_max")
         for event in case.events.of(name, since=case.step - _LATELY)
-        if event.layer not in labels and event.until is not None and event.values <= _SHORT and np.isfinite(event.factor) and _is_far(case, event)
+        if event.layer not in labels
+        and event.until is not None
+        and event.values <= _SHORT
+        and np.isfinite(event.factor)
+        and _is_far(case, event)
     ]
     if not found:
         return

@@ -23,7 +23,8 @@ def not_cleared(case: Case) -> Iterator[Suspicion]:
     if len(cosines) < 2 or len(norms) < 5 or not (cosines[-2:] > 0.9).all():
         return
     low = np.flatnonzero(cosines <= 0.8)
-    agree_since = int(steps[low[-1] + 1]) if len(low) else int(steps[0])
+    # The first look has no gradient before it to compare with.
+    agree_since = int(steps[low[-1] + 1]) if len(low) else min(int(steps[0]), chart.first_step + 1)
     before = norms[at < agree_since][-10:]
     usual = float(np.median(before)) if len(before) >= 3 else float(norms[at >= agree_since][0])
     recent = float(np.median(norms[-3:]))
@@ -63,54 +64,66 @@ def _onset(at: Integers, norms: Floats, usual: float, latest: int) -> int:
 def not_averaged(case: Case) -> Iterator[Suspicion]:
     """accumulation-not-averaged: loss, or norm, is a whole number of times what it was, at once and to stay."""
     chart = case.chart
-    rises = [e for name in ("gradient_norm", "loss") for e in case.events.of(name, direction=1, since=case.step - 40)]
-    for event in sorted(rises, key=lambda one: one.since):
-        if event.until is not None or event.values < 4 or not data_is_usual(case, event.since):
+    for since in _rises(case):
+        if not data_is_usual(case, since) or not rate_is_flat(chart, since - 5, since + 3):
             continue
-        if not rate_is_flat(chart, event.since - 5, event.since + 3):
-            continue
-        norm, loss = (_step_up(chart.scalar(name), event.since) for name in ("gradient_norm", "loss"))
-        more = _more_batches(chart, event.since)
+        norm, loss = (_step_up(chart.scalar(name), since) for name in ("gradient_norm", "loss"))
+        more = _more_batches(chart, since)
         found = _whole_times(norm, loss, more)
-        if found is None:
+        if found is None or more == 1:
             continue
         times, by_loss = found
-        if more != times and not by_loss and not _all_alike(chart, event.since, times):
+        if more != times and not by_loss and not _all_alike(chart, since, times):
             continue
         what = "loss and gradient are" if by_loss else "the gradient is"
         yield Suspicion(
             "accumulation-not-averaged",
             "loop",
-            event.since,
+            since,
             0.95 if more == times else 0.85 if by_loss else 0.6,
             Kind.FACT if more == times else Kind.PATTERN,
             evidence={"times": times, "norm": norm, "loss": loss, "micro_batches": more},
-            advice=f"From step {event.since} on {what} {times} times as large: divide the loss by the {times} "
+            advice=f"From step {since} on {what} {times} times as large: divide the loss by the {times} "
             "micro-batches that are accumulated.",
             check="It worked if loss and norm are as before.",
         )
         return
 
 
-def _whole_times(norm: float | None, loss: float | None, more: int) -> tuple[int, bool] | None:
+def _rises(case: Case) -> list[int]:
+    """Steps of late from which on the norm or the loss has been larger, or a step has had more examples."""
+    found = {
+        event.since
+        for name in ("gradient_norm", "loss")
+        for event in case.events.of(name, direction=1, since=case.step - 40)
+        if event.until is None and event.values >= 4
+    }
+    steps, sizes = column(case.chart.scalar("batch/size"))
+    steps, sizes = steps[-40:], sizes[-40:]
+    found |= set(steps[1:][sizes[1:] > 1.5 * sizes[:-1]].tolist())
+    return sorted(found)
+
+
+def _whole_times(norm: float | None, loss: float | None, more: int | None) -> tuple[int, bool] | None:
     """How many times as large they are, and whether the loss is: the sum of k gradients is between sqrt(k) and k
     times as long as one of them, the sum of k losses is k times one of them."""
     if norm is None:
         return None
-    times = more if more > 1 else round(loss) if loss is not None and loss > 1.5 else round(norm)
+    times = more if more else round(loss) if loss is not None and loss > 1.5 else round(norm)
     if not 2 <= times <= 64 or loss is None:
         return None
-    by_loss = abs(loss / times - 1) < (0.2 if more > 1 else 0.08) and 0.8 * times**0.5 < norm < 1.35 * times
-    by_norm = abs(loss - 1) < 0.2 and (norm > 0.6 * times if more > 1 else times <= 16 and abs(norm - times) < 0.25)
+    by_loss = abs(loss / times - 1) < (0.2 if more else 0.08) and 0.8 * times**0.5 < norm < 1.35 * times
+    by_norm = abs(loss - 1) < 0.2 and (norm > 0.6 * times if more else times <= 16 and abs(norm - times) < 0.25)
     return (times, by_loss) if by_loss or by_norm else None
 
 
-def _more_batches(chart: Chart, since: int) -> int:
-    """How many times as many examples a step takes from there on, each batch being as large as before; 1 if no more."""
+def _more_batches(chart: Chart, since: int) -> int | None:
+    """How many times as many examples a step takes from there on, each batch being as large as before; None where
+    that is not known."""
     whole, each = chart.scalar("batch/size"), chart.table("batch", "size")
     parts = [(whole.before(since, 8), whole.since(since)[:8]), (each.before(since, 8), each.since(since)[:8])]
     if not all(len(before) and len(after) for before, after in parts):
-        return 1
+        return None
     examples, batch = (float(np.nanmedian(after) / np.nanmedian(before)) for before, after in parts)
     return round(examples) if abs(batch - 1) < 0.01 and examples > 1.5 else 1
 

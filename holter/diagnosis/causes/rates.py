@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from holter.diagnosis.chart import column
+from holter.diagnosis.chart import Chart, column
 from holter.diagnosis.evidence import clipping, harm, is_adaptive, matrices, middle, rate_of
 from holter.diagnosis.suspicion import Case, Kind, Suspicion
 from holter.series import median
@@ -14,6 +14,7 @@ from holter.words import number
 
 _SMOOTH = 1.35  # between two steps, of a rate that follows its schedule
 _AT_FLOOR = 8  # steps
+_FIRST_STEP = 0.03  # of a weight's size: while its second moment is young, Adam moves every value by the rate
 _OPENING = 60  # steps in which a rate that is wrong from the start shows
 
 
@@ -54,7 +55,7 @@ def too_high(case: Case) -> Iterator[Suspicion]:
     ratios = chart.table("update", "ratio")
     chosen = matrices(chart, ratios)
     steps, sizes = ratios.opening_steps, ratios.opening[:, chosen] if chosen else ratios.opening
-    early = steps <= chart.first_step + _OPENING
+    early = steps < _opening_ends(chart)
     if not early.any() or chart.resumed:
         return
     with np.errstate(all="ignore"):
@@ -80,10 +81,17 @@ def too_high(case: Case) -> Iterator[Suspicion]:
     )
 
 
+def _opening_ends(chart: Chart) -> int:
+    """Where a rate that jumps begins another story."""
+    steps, rates = rate_of(chart)
+    late = np.flatnonzero((rates[1:] >= 2 * rates[:-1]) & (steps[1:] > chart.first_step + 10))
+    return min([chart.first_step + _OPENING, *steps[1:][late[:1]].tolist()])
+
+
 def _does_not_come_down(case: Case) -> float | None:
     """How many times its start the loss reached in the opening and did not come back from; None if it did."""
     series = case.chart.scalar("loss")
-    losses = series.opening[series.opening_steps <= case.chart.first_step + _OPENING, 0]
+    losses = series.opening[series.opening_steps < _opening_ends(case.chart), 0]
     if len(losses) < 4:
         return None
     if not np.isfinite(losses).all():
@@ -181,8 +189,14 @@ def no_warmup(case: Case) -> Iterator[Suspicion]:
     rest = np.diff(losses[22:])
     if not peak - losses[0] > 6 * 1.05 * float(np.median(np.abs(rest - np.median(rest)))):
         return  # what losses differ by from batch to batch
+    ratios = chart.table("update", "ratio")
+    first = ratios.opening[ratios.opening_steps <= chart.first_step + 2][:, matrices(chart, ratios)]
+    if np.isfinite(first).any() and not np.nanmax(median(first.T)) > _FIRST_STEP:
+        return
     parameters = chart.info.get("parameters")
+    most = (chart.total_steps or 5000) // 10
     length = 500 if not isinstance(parameters, int) or parameters < 1e8 else 2000 if parameters < 1e9 else 10_000
+    length = max(10, min(length, most))
     yield Suspicion(
         "warmup-missing",
         "lr",

@@ -1,0 +1,81 @@
+"""The outer limits: what is beyond them is told even where no cause is known, with the series that left first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from holter.diagnosis.events import Event
+from holter.diagnosis.evidence import first_nonfinite
+from holter.diagnosis.finding import UNKNOWN
+from holter.diagnosis.suspicion import Case, Kind, Suspicion
+from holter.words import number
+
+_LASTING = 12  # values in a row that lie outside
+_BEFORE = 20  # steps before it in which what led to it is looked for
+
+
+def unexplained(case: Case) -> Iterator[Suspicion]:
+    """unknown: a loss or a gradient far above what it was, and still there, or not finite any more."""
+    for name, warns, stops in (
+        ("loss", case.limits.loss_spike, case.limits.critical_loss_spike),
+        ("gradient_norm", case.limits.norm_jump, np.inf),
+    ):
+        lost = _lost_since(case, name)
+        if lost is not None:
+            yield _unknown(case, name, lost, float("inf"), True)
+            return
+        for event in case.events.of(name, direction=1, since=case.step - 200):
+            if event.until is None and event.values >= _LASTING and event.factor >= warns:
+                size = float(case.chart.scalar(name).values[-1, 0])
+                is_critical = event.factor >= stops or (name == "gradient_norm" and size > case.limits.critical_norm)
+                yield _unknown(case, name, event.since, event.factor, is_critical)
+                return
+
+
+def _lost_since(case: Case, name: str) -> int | None:
+    """Since when the last values have not been finite; a scaler that skips one step is not meant."""
+    series = case.chart.scalar(name)
+    if name != "loss" and len(case.chart.scalar("loss_scale")):
+        return None
+    if len(series) < 3 or np.isfinite(series.values[-3:]).any():
+        return None
+    finite = np.flatnonzero(np.isfinite(series.values[:, 0]))
+    return int(series.steps[finite[-1] + 1]) if len(finite) else first_nonfinite(series)
+
+
+def _unknown(case: Case, name: str, since: int, factor: float, is_critical: bool) -> Suspicion:
+    first = _first(case, since)
+    what = name.replace("_", " ")
+    course = "is not finite" if np.isinf(factor) else f"is {number(factor)} times what it was"
+    led = "nothing that was recorded left its band before"
+    if first is not None:
+        led = f"{_told(first)} left its band first, at step {first.since:,}"
+    return Suspicion(
+        UNKNOWN,
+        "layer" if first is not None and first.layer in case.chart.parameters else "loss",
+        since if first is None else first.since,
+        0.55,
+        Kind.STATE,
+        layer=first.layer if first is not None and first.layer in case.chart.parameters else None,
+        severity="critical" if is_critical else "warning",
+        evidence={"series": name, "times": factor, "first": _told(first) if first is not None else None},
+        advice=f"Since step {since:,} the {what} {course}, and no cause that Holter knows fits; {led}. Look at what "
+        f"changed around that step in the data, the schedule and the code, and go on from a checkpoint before it.",
+        check=f"It worked if the {what} stays in its band past that step.",
+    )
+
+
+def _first(case: Case, since: int) -> Event | None:
+    """What left its band first, of all that did not long before."""
+    near = [event for event in case.events.all(since - _BEFORE) if event.since <= since and event.is_sustained]
+    return min(near, key=lambda event: event.since) if near else None
+
+
+def _told(event: Event) -> str:
+    series = event.series.replace("/", " ").replace("_", " ")
+    return f"{series} of {event.layer}" if event.layer is not None else series
+
+
+RULES = (unexplained,)
