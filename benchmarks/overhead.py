@@ -27,13 +27,14 @@ import torch
 import holter
 from benchmarks.watched import leave_idle_time_out
 from holter.demo import DemoSettings, Training
+from holter.examination import ADVANCE_SECONDS
 
 WARM_UP = 5  # pairs that are not counted: first steps allocate, plan and build tables
 CASES: dict[str, dict[str, Any] | None] = {
     "nothing (noise)": None,
-    "rows every step": {"every": 1, "weights": 100, "histograms": 100, "budget": None},
+    "rows every step": {"every": 1, "weights": 100, "histograms": 100, "budget": None, "diagnose": False},
     "watch() as it comes": {},
-    "histograms every step": {"every": 1, "weights": 100, "histograms": 1, "budget": None},
+    "histograms every step": {"every": 1, "weights": 100, "histograms": 1, "budget": None, "diagnose": False},
 }
 
 Floats = npt.NDArray[np.float64]
@@ -53,6 +54,7 @@ class Result:
     processor_percent: float  # as added_percent, by processor time
     own_account_percent: float | None  # what the monitor believes that it took
     rows_share: float | None  # of the steps whose gradients were measured
+    diagnosis_percent: float | None = None  # of the time, on the diagnosis; the advance apart, 0.2 at most
 
 
 def measure(case: str, pairs: int, settings: DemoSettings | None = None) -> Result:
@@ -67,7 +69,15 @@ def measure(case: str, pairs: int, settings: DemoSettings | None = None) -> Resu
         with holter.watch(watched.model, watched.optimizer, run=run, **options) as monitor:
             times = _take_turns(partial(_step, plain), partial(_watched_step, watched, monitor), settings.steps)
             measured = len(monitor.history.series("gradient", "norm")[0])
-            return compare(case, times[WARM_UP:], 100 * monitor.cost, measured / settings.steps)
+            result = compare(case, times[WARM_UP:], 100 * monitor.cost, measured / settings.steps)
+            return replace(result, diagnosis_percent=_diagnosis_percent(monitor))
+
+
+def _diagnosis_percent(monitor: holter.Monitor) -> float | None:
+    examination = monitor._examination
+    if examination is None:
+        return None
+    return 100 * max(0.0, examination.seconds - ADVANCE_SECONDS) / examination.elapsed
 
 
 def _step(training: Training) -> None:
@@ -125,10 +135,11 @@ def _line(result: Result) -> str:
     quartiles = " ".join(f"{value:+.1f}" for value in result.quartiles_percent)
     own = "" if result.own_account_percent is None else f", own account {result.own_account_percent:.2f} %"
     rows = "" if result.rows_share is None else f", rows in {100 * result.rows_share:.0f} % of the steps"
+    diagnosis = "" if result.diagnosis_percent is None else f", diagnosis {result.diagnosis_percent:.2f} % of the time"
     return (
         f"{result.case:<22} {result.without_ms:7.1f} ms -> {result.with_ms:7.1f} ms  {result.added_percent:+5.2f} % "
         f"[{low:+.2f}, {high:+.2f}]  processor {result.processor_percent:+5.2f} %\n"
-        f"{'':<22} quartiles of pairs {quartiles}{own}{rows}"
+        f"{'':<22} quartiles of pairs {quartiles}{own}{rows}{diagnosis}"
     )
 
 

@@ -16,7 +16,7 @@ import holter
 from benchmarks.models import Trainable
 from benchmarks.observers import MAX_NORM, norms_by_item
 
-EVERY_STEP: dict[str, Any] = {"every": 1, "budget": None, "histograms": 100}
+EVERY_STEP: dict[str, Any] = {"every": 1, "budget": None, "histograms": 100, "diagnose": False}
 
 
 @dataclass(frozen=True)

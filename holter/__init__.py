@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from holter.run import Run as Run
     from holter.run import list_runs as list_runs
     from holter.run import open_run as open_run
+    from holter.stopping import TrainingStopped as TrainingStopped
     from holter.tracker import MetricsTracker as MetricsTracker
     from holter.training import EarlyStopping as EarlyStopping
     from holter.training import fine_tune as fine_tune
@@ -44,6 +45,7 @@ _HOMES = {
     "Run": "run",
     "History": "history",
     "Finding": "diagnosis.finding",
+    "TrainingStopped": "stopping",
     "compute_gradient_norm": "gradients",
     "compute_gradient_norms": "gradients",
     "log_gradient_distribution": "gradients",

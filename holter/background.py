@@ -40,10 +40,13 @@ class Background(Generic[Item]):
         name: str,
         idle: Callable[[], None] | None = None,
         idle_seconds: float = 5.0,
+        pace_seconds: float = _PACE_SECONDS,
+        awake_seconds: float = _AWAKE_SECONDS,
         most_items: int = MOST_ITEMS,
         most_bytes: int = MOST_BYTES,
     ) -> None:
         self._work, self._failed, self._idle, self._idle_seconds = work, failed, idle, idle_seconds
+        self._pace_seconds, self._awake_seconds = pace_seconds, awake_seconds
         self._most_items, self._most_bytes = most_items, most_bytes
         self._queue: deque[tuple[Item, int]] = deque()
         self._bytes = 0
@@ -78,6 +81,16 @@ class Background(Generic[Item]):
             if self._asleep:
                 self._changed.notify_all()
         return True
+
+    def clear(self) -> int:
+        """Forgets what is queued, but for what is being worked on; returns how many items that were."""
+        if os.getpid() != self._process:
+            return 0
+        with self._changed:
+            forgotten = max(0, len(self._queue) - 1)
+            for _ in range(forgotten):
+                self._bytes -= self._queue.pop()[1]
+        return forgotten
 
     def flush(self, seconds: float) -> bool:
         """Waits until everything posted so far is done, at most this long; says whether it is."""
@@ -139,9 +152,9 @@ class Background(Generic[Item]):
             self._asleep = True  # so that a post wakes this thread
             self._changed.wait(again)
             self._asleep = False
-        else:  # the beginning of the end is worth a try at once; later tries wait as they asked
-            was_closing = self._closing
-            self._changed.wait_for(lambda: self._closing and not was_closing, again)
+        else:  # one who begins to wait, or the end, is worth a try at once; later tries wait as they asked
+            was_closing, flushes = self._closing, self._flushes
+            self._changed.wait_for(lambda: (self._closing and not was_closing) or self._flushes > flushes, again)
         return True
 
     def _wait_for_item(self) -> bool:
@@ -150,12 +163,12 @@ class Background(Generic[Item]):
         While items keep coming the thread looks for them at its own pace: to be woken for each would cost the
         poster a switch of threads.
         """
-        awake_until = time.monotonic() + _AWAKE_SECONDS
+        awake_until = time.monotonic() + self._awake_seconds
         while True:
             with self._changed:
                 self._asleep = time.monotonic() > awake_until
                 if not self._queue and not self._closing:
-                    self._changed.wait(self._idle_seconds if self._asleep else _PACE_SECONDS)
+                    self._changed.wait(self._idle_seconds if self._asleep else self._pace_seconds)
                 was_asleep, self._asleep = self._asleep, False
                 if self._queue:
                     return time.monotonic() < self._deadline

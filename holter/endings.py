@@ -6,9 +6,13 @@ import atexit
 import sys
 from collections.abc import Callable
 
+from holter.stopping import TrainingStopped
 
-def ending_of(kind: type[BaseException] | None, otherwise: str) -> tuple[str, str]:
+
+def ending_of(kind: type[BaseException] | None, otherwise: str, error: BaseException | None = None) -> tuple[str, str]:
     """State and error of a training, by the exception that ended it; only its class is kept.
+
+    Of one that a finding stopped, the finding is told: its words are Holter's own.
 
     >>> ending_of(ValueError, "finished")
     ('failed', 'ValueError')
@@ -19,6 +23,9 @@ def ending_of(kind: type[BaseException] | None, otherwise: str) -> tuple[str, st
         return "interrupted", ""
     if issubclass(kind, SystemExit):
         return "ended", ""
+    if isinstance(error, TrainingStopped):
+        found = error.finding
+        return "stopped", f"{found.cause} in {found.layer or found.where} since step {found.since}"
     return "failed", kind.__name__
 
 
@@ -36,5 +43,5 @@ class AtExit:
     def _call(self) -> None:
         # An error from before, as an interactive session keeps them, did not end this training.
         is_old = getattr(sys, "last_value", None) is self._error_before
-        error = None if is_old or hasattr(sys, "ps1") else getattr(sys, "last_type", None)
-        self._end(*ending_of(error, "ended"))
+        kind = None if is_old or hasattr(sys, "ps1") else getattr(sys, "last_type", None)
+        self._end(*ending_of(kind, "ended", getattr(sys, "last_value", None)))

@@ -21,6 +21,7 @@ STATE_STYLES = {
     "crashed": "bold red",
     "unreadable": "bold red",
     "interrupted": "yellow",
+    "stopped": "yellow",
     "ended": "yellow",
 }
 _VALIDATIONS = 4  # that are shown
@@ -46,7 +47,8 @@ def _about(summary: Summary) -> Iterator[tuple[str, Text]]:
 
 
 def _state_line(summary: Summary) -> Text:
-    error = f" with {printable(summary.error)}" if summary.error else ""
+    by = "by" if summary.state == "stopped" else "with"
+    error = f" {by} {printable(summary.error)}" if summary.error else ""
     steps = f"{summary.steps:,} step{'' if summary.steps == 1 else 's'} in {duration(summary.scalars.seconds)}"
     again = f", in {summary.segments} segments" if summary.segments > 1 else ""
     line = Text(printable(summary.state) + error, STATE_STYLES.get(summary.state, ""))

@@ -20,6 +20,7 @@ from holter.collectives import CollectiveClock
 from holter.collector import Collector
 from holter.diagnosis.finding import Finding, from_problem
 from holter.endings import AtExit, ending_of
+from holter.examination import Examination
 from holter.guarded import attempt, contained
 from holter.history import History
 from holter.machine import Machine
@@ -29,10 +30,12 @@ from holter.run import Run
 from holter.settings import Settings, cannot_write, check_layers, check_sinks, check_training, make_directory
 from holter.sinks import Sink
 from holter.stages import Batch, Batches, Stages, StageTimes, batches
+from holter.stopping import StopOn
 from holter.training_info import describe_training, rank_of_process
 from holter.writer import Writer
 
 _CLOSE_SECONDS = 1.8
+_CATCH_UP_SECONDS = 0.2
 
 
 class Monitor:
@@ -65,13 +68,16 @@ class Monitor:
         self._stages = Stages(device) if settings.stages else None
         machine = Machine(device) if settings.machine else None
         self._collectives = CollectiveClock(model) if settings.machine else None
+        self._examination, self._stop_on = self._examine(info, settings), StopOn(settings.stop_on)
         try:
-            self._writer = Writer(self.path, rank, info, sinks, self._problems.add, machine)
+            self._writer = Writer(self.path, rank, info, sinks, self._problems.add, machine, self._examination)
         except OSError as error:
+            if self._examination is not None:
+                self._examination.stop()
             raise cannot_write(self.path, error) from error
         self._thread_seconds = 0.0  # of the training thread
         self._working_thread: int | None = None  # the thread that is at work for Holter right now
-        self._writer_seconds = 0.0  # that are charged to the budget
+        self._writer_seconds, self._examination_seconds = 0.0, 0.0  # that are charged to the budget
         self._collector = Collector(
             model, self._layers, optimizers, settings, self._budget, self._writer.post, self._problems
         )
@@ -83,7 +89,7 @@ class Monitor:
 
     def __repr__(self) -> str:
         where = self.path or "memory"
-        return f"<Monitor {self.state}: {self.step} steps in {where}, {len(self.findings)} findings>"
+        return f"<Monitor {self.state}: {self.step} steps in {where}, {len(self._findings())} findings>"
 
     # For the user ---------------------------------------------------------------------------------------------
 
@@ -97,7 +103,8 @@ class Monitor:
         """watching, degraded (something of Holter's failed, see `findings`) or closed."""
         if self._closed:
             return "closed"
-        return "degraded" if self._problems or self._writer.dropped else "watching"
+        own = [finding for finding in self._findings() if finding.where == "monitor" and finding.severity != "info"]
+        return "degraded" if own or self._writer.dropped else "watching"
 
     @property
     def dropped(self) -> int:
@@ -112,7 +119,21 @@ class Monitor:
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        return tuple(from_problem(problem) for problem in self._problems)
+        """What failed of Holter's own, and what is wrong with the training: one finding an incident, as it is known by
+        now. Waits a moment for what is still to be examined."""
+        if self._examination is not None and not self._closed:
+            with self._problems.contained("catch up with the diagnosis"):
+                self._writer.flush(_CATCH_UP_SECONDS / 2)
+                self._examination.catch_up(_CATCH_UP_SECONDS)
+        return self._findings()
+
+    @property
+    def should_stop(self) -> bool:
+        """True once a critical finding is known, or the validation loss has not fallen for `patience` steps. Costs
+        nothing and waits for nothing: ask it after every step."""
+        with self._problems.contained("say whether to stop"):
+            return self._examination is not None and self._examination.should_stop
+        return False
 
     @property
     def history(self) -> History:
@@ -126,14 +147,20 @@ class Monitor:
                 self._history = self._run.history
         return self._history
 
-    @contained("log values")
     def log(self, *unnamed: Any, **values: Any) -> None:
         """Adds values to the step: `log(loss=loss)`, before or after `optimizer.step()`.
 
         Numbers and one-element tensors become scalars (several in one step: their mean); tensors given as `inputs`
         and `targets`, also in tuples and dictionaries, are measured like any tensor. What is called val_..., eval_...
-        or test_... belongs to the last step that was taken. Nothing waits for the device.
+        or test_... belongs to the last step that was taken. Nothing waits for the device. Raises `TrainingStopped`
+        where `watch(stop_on=...)` asked for it, and nothing else.
         """
+        self._log(unnamed, values)
+        if self._stop_on.least is not None and not self._closed and os.getpid() == self._process:
+            self._stop_on.check(self._found())
+
+    @contained("log values")
+    def _log(self, unnamed: tuple[Any, ...], values: Mapping[str, Any]) -> None:
         if unnamed:
             self._problems.add("log values", Complaint("they need names, as in log(loss=loss)"))
         self._collector.log(values)
@@ -213,7 +240,7 @@ class Monitor:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._close(*ending_of(kind, "finished"))
+        self._close(*ending_of(kind, "finished", error))
 
     # What the capture tells -----------------------------------------------------------------------------------
 
@@ -314,6 +341,10 @@ class Monitor:
         seconds = self._writer.seconds
         self._budget.share_out(self._visible(seconds - self._writer_seconds))
         self._writer_seconds = seconds
+        if self._examination is not None:  # which has a purse of its own
+            seconds = self._examination.seconds
+            self._budget.spend(self._visible(seconds - self._examination_seconds), None)
+            self._examination_seconds = seconds
         self._problems.step = self.step
         self._collector.finish(optimizer, self._scaler(), skipped=skipped, times=times)
 
@@ -323,6 +354,24 @@ class Monitor:
         self._collector.restart(step)
         if self._collectives is not None:
             self._collectives.restart()
+
+    # The diagnosis ------------------------------------------------------------------------------------------
+
+    def _examine(self, info: Mapping[str, Any], settings: Settings) -> Examination | None:
+        if not settings.diagnose:
+            return None
+        return Examination(info, settings.diagnosis_share, settings.patience, self._alert, self._problems.add)
+
+    def _found(self) -> tuple[Finding, ...]:
+        with self._problems.contained("look at the diagnosis"):
+            return self._examination.findings if self._examination is not None else ()
+        return ()
+
+    def _findings(self) -> tuple[Finding, ...]:
+        return (*map(from_problem, self._problems), *self._found())
+
+    def _alert(self, finding: Finding) -> None:
+        self._writer.alert(finding)
 
     # The end --------------------------------------------------------------------------------------------------
 

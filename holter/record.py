@@ -85,11 +85,12 @@ class Problem:
 
 @dataclass(frozen=True)
 class Ending:
-    """How a segment ended: finished, failed, interrupted or ended, and what never reached the file."""
+    """How a segment ended: finished, failed, stopped, interrupted or ended, and what never reached the file."""
 
     time: float
     state: str
-    error: str = ""  # the exception's class; its message may hold what must not be kept
+    # The exception's class; its message may hold what must not be kept. Of a stopped one, the finding.
+    error: str = ""
     dropped: int = 0
 
 

@@ -248,7 +248,8 @@ class Run:
 
     @property
     def state(self) -> str:
-        """running, finished, failed, interrupted, ended (nobody said how), crashed (no sign of life) or empty."""
+        """running, finished, failed, stopped (by a finding), interrupted, ended (nobody said how), crashed (no sign of
+        life) or empty."""
         ending, newest = self.ending, self._newest_journal()
         if newest is None:
             return "empty"

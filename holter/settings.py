@@ -12,12 +12,15 @@ from torch import nn
 from torch.optim import Optimizer
 
 from holter.capture import overlaps
+from holter.diagnosis.finding import SEVERITIES
 from holter.run import create_directory
 from holter.selection import Asked, Selection
 from holter.sinks import Sink
 
 HISTOGRAMS = ("gradient", "weight", "momentum", "second_moment", "activation", "batch")  # roles that have them
 _HISTOGRAM_PACE = 100  # of a role that was given none
+_DIAGNOSIS = 0.2  # what the live diagnosis may take beside the budget, as a share of that
+_MUCH = 0.05  # the budget that it goes by where there is none
 
 
 @dataclass(frozen=True)
@@ -35,13 +38,17 @@ class Settings:
     layers: Asked | None = None  # None: all
     stages: bool = True
     machine: bool = True
+    diagnose: bool = True
+    stop_on: str | None = None  # a severity
+    patience: int | None = None  # steps; None: that of the thresholds
 
     def __post_init__(self) -> None:
         self._check_histograms()
-        for name in ("stages", "machine"):
+        self._check_diagnosis()
+        for name in ("stages", "machine", "diagnose"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name}={getattr(self, name)!r}: give True or False")
-        for name in ("every", "weights", "updates", "activations", "optimizer_state", "total_steps"):
+        for name in ("every", "weights", "updates", "activations", "optimizer_state", "total_steps", "patience"):
             value = getattr(self, name)
             if value is None and name != "every":
                 continue
@@ -58,6 +65,23 @@ class Settings:
         if not isinstance(self.histograms, Mapping):
             return self.histograms
         return self.histograms.get(kind.partition(" ")[0], _HISTOGRAM_PACE)
+
+    @property
+    def diagnosis_share(self) -> float:
+        """Of the training time, that the live diagnosis may take. It has a limit in any case: without one it would keep
+        the interpreter from the training and from the writer."""
+        return _DIAGNOSIS * (_MUCH if self.budget is None else self.budget)
+
+    def _check_diagnosis(self) -> None:
+        if self.stop_on is not None and self.stop_on not in SEVERITIES[1:]:
+            severities = " or ".join(map(repr, SEVERITIES[1:]))
+            raise ValueError(f"stop_on={self.stop_on!r}: give {severities}, or None to stop at nothing")
+        if self.stop_on is not None and self.budget == 0:
+            raise ValueError(f"stop_on={self.stop_on!r} needs the live diagnosis: budget=0 leaves no time for it")
+        for name in ("stop_on", "patience"):
+            value = getattr(self, name)
+            if value is not None and self.diagnose is False:
+                raise ValueError(f"{name}={value!r} needs the live diagnosis: leave out diagnose=False, or {name}")
 
     def _check_histograms(self) -> None:
         if not isinstance(self.histograms, Mapping):

@@ -34,13 +34,17 @@ def watch(
     total_steps: int | None = None,
     budget: float | None = 0.01,
     sinks: Sequence[Sink] = (),
+    diagnose: bool = True,
+    stop_on: str | None = None,
+    patience: int | None = None,
 ) -> Monitor:
     """Records every optimizer step of this model from now on, in the directory `run` (False: in memory).
 
     Gradients are measured every `every` steps, the others every so many, None for never, within `budget`: the share of
-    the training time that monitoring may take (None for no limit, 0 for scalars only). `layers` selects by patterns
-    ("h.*.attn.*") or by a function of name and parameter or module; `histograms` may name a pace for each role. Pass the `scaler` of mixed precision so that steps it skips are seen,
-    `scheduler` and `total_steps` so that the run knows its plan, `sinks` to send records and findings elsewhere too.
+    the time that monitoring may take (None: no limit, 0: scalars only). `layers` selects by patterns ("h.*.attn.*") or
+    a function of name and parameter or module. `scaler` shows which steps mixed precision skips, `scheduler` and
+    `total_steps` tell the plan, `sinks` get records and findings too. `diagnose` finds what is wrong as it trains; with
+    `stop_on` "critical" or "warning" `Monitor.log` raises `TrainingStopped`; for `patience` see `Monitor.should_stop`.
 
     >>> import holter, torch
     >>> model = torch.nn.Linear(2, 1)
@@ -52,6 +56,7 @@ def watch(
     1
     """
     settings = Settings(
-        every, weights, updates, optimizer_state, activations, histograms, budget, total_steps, layers, stages, machine
+        *(every, weights, updates, optimizer_state, activations, histograms, budget, total_steps, layers),
+        *(stages, machine, diagnose, stop_on, patience),
     )
     return Monitor(model, optimizer, settings, run=run, scaler=scaler, scheduler=scheduler, sinks=sinks)

@@ -7,6 +7,7 @@ fit is dropped and counted. Sinks have a thread of their own, so that none of th
 from __future__ import annotations
 
 import atexit
+import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -17,6 +18,7 @@ from typing import Any
 from holter.background import Background, Soon
 from holter.diagnosis.finding import Finding
 from holter.draft import Draft
+from holter.examination import Examination
 from holter.journal import Journal
 from holter.machine import Machine
 from holter.problems import Complaint
@@ -55,10 +57,14 @@ class Writer:
         sinks: Sequence[Sink],
         report: Report,
         machine: Machine | None = None,
+        examination: Examination | None = None,
     ) -> None:
-        """The `machine` gives further scalars for a record: this thread has the time to look at it."""
+        """The `machine` gives further scalars for a record: this thread has the time to look at it. The `examination`
+        is shown what is written."""
         self.records: list[Record] = []
         self._directory, self._rank, self._info, self._report, self._machine = directory, rank, info, report, machine
+        self._examination = examination
+        self._examined_until = 0.0  # by the clock: when the examination has to end
         self._segment = 0
         self._has_records = False  # in this segment
         self._journal: Journal | None = None
@@ -118,8 +124,10 @@ class Writer:
         """Writes what is queued and the ending, within these seconds; returns how many drafts were lost."""
         self.stop(ending, seconds)
         undone = self._background.close(0.75 * seconds)
+        # Where the disk kept the ending from being written, these are not closed yet.
+        self._with_examination("end the diagnosis", Examination.stop)
         if self._sinks is not None:
-            self._sinks.post(self._fanout.close)  # where the disk kept the ending from being written
+            self._sinks.post(self._fanout.close)
             self._sinks.close(0.25 * seconds)
         return self.dropped + undone
 
@@ -129,6 +137,7 @@ class Writer:
 
     def stop(self, ending: Ending, seconds: float) -> None:
         """Like close, without waiting for it."""
+        self._examined_until = time.monotonic() + 0.6 * seconds
         self._background.post(partial(self._end, ending))
         self._background.stop(0.75 * seconds)
 
@@ -143,9 +152,18 @@ class Writer:
         pause = self._append(record)
         if pause is None:
             self._built = None
+            self._with_examination("show a record to the diagnosis", lambda examination: examination.post(record))
             if self._sinks is not None and not self._sinks.post(partial(self._fanout.write, record), size_of(record)):
                 self._report("keep up with the sinks", Complaint("they are too slow, records for them are dropped"))
         return pause
+
+    def _with_examination(self, purpose: str, call: Callable[[Examination], None]) -> None:
+        if self._examination is None:
+            return
+        try:
+            call(self._examination)
+        except Exception as error:  # records and sinks go on without it
+            self._report(purpose, error)
 
     def _look(self, draft: Draft) -> Mapping[str, float]:
         """The scalars of the machine for this record; words about it are added to its notes."""
@@ -200,6 +218,9 @@ class Writer:
             self._close_journal()
             if self._machine is not None:
                 self._machine.close()
+            seconds = max(0.0, self._examined_until - time.monotonic())
+            # Before the sinks, which hear what it finds.
+            self._with_examination("end the diagnosis", lambda examination: examination.close(seconds))
             if self._sinks is not None:
                 self._sinks.post(self._fanout.close)
                 self._sinks.stop(_LONGEST_PAUSE)

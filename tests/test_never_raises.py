@@ -24,6 +24,7 @@ from holter import (
     collectives,
     collector,
     draft,
+    examination,
     execution,
     history,
     journal,
@@ -57,7 +58,7 @@ ERRORS: dict[str, Callable[[], BaseException]] = {
 MODULES = (
     *(blocks, cpu_rows, device_rows, histogram, measure, rows, torch_rows),
     *(budget, capture, codec, collector, draft, history, journal, record, run, transfer, writer),
-    *(collectives, execution, loader_workers, machine, modules),
+    *(collectives, examination, execution, loader_workers, machine, modules),
     *(batch, content, logged, repeats),
 )
 # Not faulted: what runs once in watch(), before training, where errors are raised on purpose; and the hooks
@@ -89,9 +90,11 @@ class Injector:
         self._patch, self._random = patch, random.Random(seed)
         self.armed = False
         self.injected = 0
+        self.site: tuple[Any, str] | None = None
 
     def plant(self, owner: Any, name: str, kinds: tuple[str, ...], share: float = 0.5, armed: bool = False) -> None:
         honest = getattr(owner, name)
+        self.site = owner, name
         self.armed = self.armed or armed
 
         def faulty(*args: Any, **kwargs: Any) -> Any:
@@ -120,11 +123,12 @@ def _train_with(injector: Injector, path: Any) -> Training:
     try:
         for _ in range(STEPS):
             training.step()
-        _ = training.monitor.history
-        assert not injector.injected or training.monitor.state == "degraded"
+        _ = training.monitor.history, training.monitor.findings  # waits for all threads
+        assert not injector.injected or training.monitor.state == "degraded", injector.site
         training.monitor.close()
     finally:
         injector.armed = False
+    training.monitor._writer.wait(2.0)  # where closing failed: what its threads still call is no fault of the next site
     return training
 
 
@@ -146,6 +150,7 @@ def _try_every_site(kinds: tuple[str, ...], unwatched: Training, path: Any, monk
     return total
 
 
+@pytest.mark.timeout(400)  # hundreds of trainings, on a machine that may be busy
 def test_no_fault_reaches_the_training(unwatched: Training, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """P1: every function of Holter's, six kinds of error in turn, at least 2,000 faults."""
     assert _try_every_site(tuple(ERRORS), unwatched, tmp_path, monkeypatch) >= 2000

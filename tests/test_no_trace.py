@@ -151,6 +151,7 @@ def _growth(training: Training, steps: int) -> tuple[int, int]:
     def now() -> tuple[int, int]:
         gc.collect()
         training.monitor.flush()
+        training.monitor._examination.catch_up(30)  # its backlog is bounded, and now longer, now shorter
         training.losses.clear()
         training.random_states.clear()
         tensors = sum(issubclass(type(thing), torch.Tensor) for thing in gc.get_objects())
@@ -165,14 +166,15 @@ def _growth(training: Training, steps: int) -> tuple[int, int]:
     return after[0] - before[0], after[1] - before[1]
 
 
+@pytest.mark.timeout(400)
 def test_memory_does_not_grow_with_the_steps(tmp_path: Path) -> None:
     """P4: 10,000 steps after warm-up, less than 1 MiB and no live tensor more."""
     training = make("mlp")
     training.monitor = holter.watch(training.model, training.optimizer, run=tmp_path / "run", budget=None)
-    _growth(training, 1000)  # warm-up: allocator pools, caches
+    _growth(training, 2500)  # warm-up: allocator pools, caches, a full backlog of the diagnosis
     resident, tensors = _growth(training, 10_000)
     assert resident < 1 << 20 and tensors <= 0, (resident, tensors)
-    assert training.monitor.step == 11_000 and training.monitor.dropped == 0
+    assert training.monitor.step == 12_500 and training.monitor.dropped == 0
     training.monitor.close()
 
 

@@ -200,7 +200,7 @@ class Watched:
         self.model = Tiny()
         self.optimizer = torch.optim.SGD(more.pop("parameters", list)() or self.model.parameters(), 0.1)
         options = {"run": False, "budget": None, "weights": 1, "updates": 1, "activations": 1, "histograms": 1}
-        self.monitor = holter.watch(self.model, self.optimizer, layers=layers, **{**options, **more})
+        self.monitor = holter.watch(self.model, self.optimizer, layers=layers, diagnose=False, **{**options, **more})
         self.norms: list[dict[str, float]] = []
         self.totals: list[float] = []
         for _ in range(3):

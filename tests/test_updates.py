@@ -102,7 +102,9 @@ def train(
     model, loss_of = build()
     optimizer = OPTIMIZERS[optimizer_name](model.parameters())
     seen = []
-    with holter.watch(model, optimizer, run=False, **{"updates": 1, "budget": None, **options}) as monitor:
+    with holter.watch(
+        model, optimizer, run=False, **{"updates": 1, "budget": None, "diagnose": False, **options}
+    ) as monitor:
         for step in range(STEPS):
 
             def closure() -> Tensor:

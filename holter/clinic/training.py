@@ -110,6 +110,7 @@ def train(case: Case, run: str | os.PathLike[str] | bool, sinks: Sequence[Sink] 
         training.optimizer,
         run=run,
         budget=None,
+        diagnose=False,  # a run is judged when it is stored
         scheduler=training.scheduler,
         total_steps=case.recipe.steps,
         scaler=training.scaler,

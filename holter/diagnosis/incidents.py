@@ -7,6 +7,7 @@ that began together the one whose evidence is nearest to the cause.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from holter.diagnosis.finding import UNKNOWN, Finding
 from holter.diagnosis.suspicion import Kind, Suspicion
@@ -33,23 +34,20 @@ class Incident:
         return self.lead.where in APART
 
     def add(self, suspicion: Suspicion, step: int) -> None:
-        """A suspicion that grows replaces what it was; one that fades stays as it was at its strongest, unless its
-        rule has ruled it out, with a score of 0."""
+        """A suspicion that grows replaces what it was; one that fades stays as it was at its strongest."""
         held = self._held.get(suspicion.cause)
-        if suspicion.score == 0:
-            if len(self._held) > 1:
-                self._held.pop(suspicion.cause, None)
-            return
         if held is None or suspicion.score >= held.score:
-            self._held[suspicion.cause] = suspicion
+            # What was recorded once does not begin again: a broken example comes back with every epoch.
+            is_again = held is not None and held.kind is Kind.FACT and suspicion.since > held.since
+            self._held[suspicion.cause] = replace(suspicion, since=held.since) if is_again and held else suspicion
         self.last = step
 
     def takes(self, suspicion: Suspicion) -> bool:
         if suspicion.cause in self._held:
-            return suspicion.since <= self.last + LASTING
+            return suspicion.began <= self.last + LASTING
         if self.is_apart or suspicion.where in APART:
             return False
-        return self.since - LASTING <= suspicion.since <= self.last + LASTING
+        return self.since - LASTING <= suspicion.began <= self.last + LASTING
 
     @property
     def ranked(self) -> list[Suspicion]:
@@ -106,7 +104,7 @@ class Incidents:
             incident = next((one for one in reversed(self._incidents) if one.takes(suspicion)), None)
             is_sure = suspicion.kind is Kind.FACT or suspicion.cause in self._heard
             if incident is not None:
-                if is_sure or suspicion.score == 0:
+                if is_sure:
                     incident.add(suspicion, step)
             elif suspicion.score >= ENOUGH and is_sure:
                 self._incidents.append(Incident(suspicion, step))

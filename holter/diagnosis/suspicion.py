@@ -22,7 +22,7 @@ class Kind(IntEnum):
 @dataclass(frozen=True)
 class Suspicion:
     """`score` from 0 to 1: how well the evidence fits, by the rule's own lights; below one half it is only kept as an
-    alternative, and with 0 it takes back what it said before. `check` says how to see that the advice has worked. `by` is for what is only seen at looks: it began
+    alternative. `check` says how to see that the advice has worked. `by` is for what is only seen at looks: it began
     after `since`, the look before, and by this step; what is known to have begun in between went before it."""
 
     cause: str
@@ -47,7 +47,7 @@ class Suspicion:
 class Case:
     chart: Chart
     events: Events
-    limits: Thresholds = Thresholds()
+    limits: Thresholds = field(default_factory=Thresholds)
 
     @property
     def step(self) -> int:

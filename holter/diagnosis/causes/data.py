@@ -207,7 +207,7 @@ def _at_first(case: Case, places: list[int]) -> Iterator[Suspicion]:
         return
     place = int(np.flatnonzero(off)[0])
     is_large = bool(sizes[place] > OFF)
-    harmed = _lost_at_first(chart) if is_large else _stands_still(chart)
+    harmed = (_lost_at_first(chart) or _makes_large(chart)) if is_large else _stands_still(chart)
     if not harmed and not sizes[place] > 2 * OFF:
         return
     name = chart.table("batch", "mean").names[places[place]]
@@ -217,12 +217,21 @@ def _at_first(case: Case, places: list[int]) -> Iterator[Suspicion]:
         chart.first_step,
         0.85 if harmed else 0.55 if _normalises_first(chart) else 0.65,
         Kind.FACT,
+        severity="warning" if harmed else "info",  # the model may well divide by their size itself
         evidence={"tensor": name, "mean": float(mean[place]), "std": float(std[place]), **harmed},
         advice=f"{name} has mean {number(float(mean[place]))} and standard deviation {number(float(std[place]))}; "
         f"layers are initialised for about 0 and 1. Normalise: x = (x - {number(float(mean[place]))}) / "
         f"{number(max(float(std[place]), 1e-12))}.",
         check="It worked if mean and std of the inputs are near 0 and 1 and the first loss is that of a guess.",
     )
+
+
+def _makes_large(chart: Chart) -> dict[str, float]:
+    """What the first layer makes of them, where that is far from 1 too; a model may divide by their size itself."""
+    sizes = chart.table("activation", "rms")
+    if not len(sizes.opening) or not sizes.opening[0, 0] > OFF:
+        return {}
+    return {"first_activation": float(sizes.opening[0, 0])}
 
 
 def _lost_at_first(chart: Chart) -> dict[str, float]:

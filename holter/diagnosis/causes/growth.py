@@ -283,7 +283,7 @@ def logit_drift(case: Case) -> Iterator[Suspicion]:
     found = _bias_drift(chart) or _mean_drift(chart)
     if found is None:
         return
-    since, evidence, told = found
+    since, by, evidence, told = found
     output = output_matrix(chart)
     layer = owner(output) if output is not None else None
     yield Suspicion(
@@ -298,10 +298,11 @@ def logit_drift(case: Case) -> Iterator[Suspicion]:
         f"{told}, which changes no prediction and in half precision costs digits: add 1e-4 x logsumexp(logits)² to the "
         f"loss (z-loss), or leave out the bias of {layer or 'the output layer'}.",
         "It worked if the mean log-sum-exp of the logits stays where it is.",
+        by=by,
     )
 
 
-_Drift = tuple[int, dict[str, object], str]
+_Drift = tuple[int, int, dict[str, object], str]  # since, and by which look
 
 
 def _bias_drift(chart: Chart) -> _Drift | None:
@@ -322,7 +323,7 @@ def _bias_drift(chart: Chart) -> _Drift | None:
         if sizes[-1] - sizes[start] >= 1.5:
             moved = float(sizes[-1] - sizes[start])
             told = f"The output's bias has moved by {moved:.2g} in every class since step {since:,}"
-            return since, {"bias": float(sizes[-1]), "moved": moved}, told
+            return since, int(norms.steps[start + 1]), {"bias": float(sizes[-1]), "moved": moved}, told
     return None
 
 
@@ -337,11 +338,14 @@ def _mean_drift(chart: Chart) -> _Drift | None:
     place = len(moves)
     while place > 0 and moves[place - 1] * moves[-1] > 0:
         place -= 1
+    while place < len(moves) and abs(moves[place]) < 0.25 * np.abs(moves[place:]).max():
+        place += 1
     moved = float(moves[place:].sum())
     if len(moves) - place < 2 or abs(moved) < _DRIFT:
         return None
     told = f"The mean logit has moved by {number(moved)} since step {int(steps[place]):,}, and the log-sum-exp with it"
-    return int(steps[place]), {"mean": float(mean[-1]), "log_sum_exp": float(total[-1]), "moved": moved}, told
+    evidence: dict[str, object] = {"mean": float(mean[-1]), "log_sum_exp": float(total[-1]), "moved": moved}
+    return int(steps[place]), int(steps[place + 1]), evidence, told
 
 
 RULES = (norm_batch, climbing, attention_at_looks, residual_at_looks, logit_drift)

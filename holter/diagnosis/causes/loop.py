@@ -28,7 +28,11 @@ def not_cleared(case: Case) -> Iterator[Suspicion]:
     before = norms[at < agree_since][-10:]
     usual = float(np.median(before)) if len(before) >= 3 else float(norms[at >= agree_since][0])
     recent = float(np.median(norms[-3:]))
-    if not recent > 2.5 * usual or _falls_for_ever(case):
+    is_pinned = len(norms) >= 20 and len(cosines) >= 3 and bool(np.ptp(norms[-20:]) < 1e-3 * recent)
+    if (not recent > 2.5 * usual and not (is_pinned and _batches_differ(chart))) or _falls_for_ever(case):
+        return
+    # Of t gradients that have nothing in common the sum still agrees with the one before as sqrt(1 - 1 / t).
+    if not cosines[-1] > 1 - 0.75 / max(int(steps[-1]) - agree_since, 4):
         return
     onset = _onset(at, norms, usual, agree_since)
     yield Suspicion(
@@ -42,6 +46,12 @@ def not_cleared(case: Case) -> Iterator[Suspicion]:
         f"before each backward().",
         check="It worked if the cosine of successive gradients falls to near 0 and the norm stops growing.",
     )
+
+
+def _batches_differ(chart: Chart) -> bool:
+    """Whether batches are known to be new ones: a gradient of the same batch agrees with itself."""
+    repeated = chart.scalar("batch/repeated")
+    return len(repeated) >= 8 and not repeated.values[-8:].any()
 
 
 def _falls_for_ever(case: Case) -> bool:

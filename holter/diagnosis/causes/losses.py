@@ -16,10 +16,11 @@ from holter.diagnosis.causes.batches import (
 )
 from holter.diagnosis.chart import Chart, column
 from holter.diagnosis.suspicion import Case, Kind, Suspicion
-from holter.series import Floats, spread
+from holter.series import Floats, median, spread
 from holter.words import number
 
 _SEEN = 12  # losses within the bounds that two softmaxes leave
+_SEEN_ONCE = 40  # of them, where outputs were looked at only once
 _SLACK = 0.02  # of these bounds, in nats: labels may be smoothed or rounded
 
 
@@ -44,6 +45,8 @@ def softmax_twice(case: Case) -> Iterator[Suspicion]:
     if not (losses > low - _SLACK).all() or not (losses < high + _SLACK).all():
         return
     is_probability = _outputs_are_probabilities(chart, count)
+    if is_probability and len(chart.scalar("logit_mean")) < 2 and len(losses) < _SEEN_ONCE:
+        return  # one look may mislead
     is_stopped = _stopped_at(series.values[:, 0], low, float(np.log(count)))
     if not is_probability and not is_stopped:  # the first softmax may lie outside of the model
         return
@@ -68,7 +71,9 @@ def _outputs_are_probabilities(chart: Chart, count: int) -> bool | None:
     _, sums = column(chart.scalar("logit_log_sum_exp"))
     if not len(means) or len(sums) != len(means):
         return None
-    exact = np.abs(means * count - 1) < 0.01  # in half precision a probability has three digits
+    head = [name for name in chart.parameters if chart.part(name) == "output"]
+    is_half = bool(head) and chart.dtype(head[-1]) in ("float16", "bfloat16")  # a probability has three digits then
+    exact = np.abs(means * count - 1) < (0.01 if is_half else 1e-3)
     # By Jensen at least that of equal ones, ln(K e^(1/K)).
     bounded = (sums > np.log(count) + 1 / count - 0.01) & (sums < np.log(np.e + count - 1) + 0.01)
     return bool((exact & bounded).all())
@@ -190,7 +195,7 @@ def _summed_at_first(chart: Chart) -> Iterator[Suspicion]:
     count, guess = classes(chart), guess_loss(chart)
     is_classes = guess > 0.05
     expected = float(np.log(count)) if is_classes and count >= 2 else guess if is_classes else target_power(chart)
-    if not len(losses) or not expected > 0:
+    if not len(losses) or not expected > (0 if is_classes else 0.01):  # targets that are all zero are no targets
         return
     times = float(losses[0]) / expected
     outputs = _outputs_are_sane(chart)
@@ -217,15 +222,28 @@ def _summed_since(case: Case) -> Iterator[Suspicion]:
     numbers = _numbers(case.chart)
     for event in case.events.of("loss", direction=1, since=case.step - 60) if numbers else ():
         before, after = series.before(event.since, 24)[:, 0], series.since(event.since)[:12, 0]
-        if len(before) < 4 or len(after) < 4 or not (after[:4] > 0.5 * event.first_factor * np.median(before)).all():
+        if len(before) < 4 or len(after) < 10 or not (after[:4] > 0.5 * event.first_factor * np.median(before)).all():
             continue
+        if not np.median(after[-4:]) > 0.5 * np.median(after[:4]):
+            continue  # who only knows less for a while learns again
         times = float(np.median(after) / np.median(before))
+        if not _gradients_grew(case.chart, event.since, times):
+            continue
         if not np.median(after) > 2.5 * np.median(first_losses(case.chart, 5)):
             continue  # a model that knows nothing any more loses as much
         for what, number_of in numbers.items():
             if 0.65 < times / number_of < 1.5 and 0.5 < event.first_factor / number_of < 2.0:
                 yield _sum_of(event.since, what, number_of, float(after[0]), float(np.median(before)), True)
                 return
+
+
+def _gradients_grew(chart: Chart, since: int, times: float) -> bool:
+    """Whether the gradients of most layers are about as many times as long as well."""
+    norms = chart.table("gradient", "norm")
+    with np.errstate(all="ignore"):
+        grown = median(norms.since(since)[:4]) / median(norms.before(since, 8)) / times
+    grown = grown[np.isfinite(grown)]
+    return not len(grown) or bool(((grown > 0.5) & (grown < 2)).mean() > 0.7)
 
 
 def _sum_of(since: int, what: str, count: float, loss: float, expected: float, is_sure: bool) -> Suspicion:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from holter.diagnosis.chart import column, last_of
+from holter.diagnosis.chart import Chart, column, last_of
 from holter.diagnosis.evidence import (
     clipping,
     data_is_usual,
@@ -18,12 +19,14 @@ from holter.diagnosis.evidence import (
     rate_of,
 )
 from holter.diagnosis.suspicion import Case, Kind, Suspicion
-from holter.series import Floats, Integers, Series, median, slope
+from holter.series import Floats, Integers, Series, median, slope, spread
 from holter.words import number
 
 _TIGHT = 50.0  # times its limit
 _LOOKS_BACK = 200
-_OUTGROWN = 2.0  # of g / sqrt(v)
+_OUTGROWN = 3.0  # of g / sqrt(v)
+_APART = 5  # steps: what comes sooner belongs to the same outlier
+_PINNED = 1e-3  # of its size that a norm varies by where it is cut to the same one at every step
 
 
 def no_clip(case: Case) -> Iterator[Suspicion]:
@@ -37,7 +40,9 @@ def no_clip(case: Case) -> Iterator[Suspicion]:
         if event.until is not None and event.values <= 3 and 8 <= event.factor < np.inf
     ]
     spikes = [e for e in spikes if data_is_usual(case, e.since) and rate_is_flat(chart, e.since - 3, e.since)]
-    if len(spikes) < 2 and not any(e.factor >= 30 and harm(case, e.since, 3) for e in spikes):
+    spikes = [e for e in spikes if _has_recovered(chart, e.since)]
+    apart = 1 + sum(later.since - e.since > _APART for e, later in itertools.pairwise(spikes))
+    if not spikes or (apart < 2 and not any(e.factor >= 100 and harm(case, e.since, 3) for e in spikes)):
         return
     _, norms = column(chart.scalar("gradient_norm"))
     limit = float(np.nanquantile(norms[np.isfinite(norms)], 0.9))
@@ -54,9 +59,22 @@ def no_clip(case: Case) -> Iterator[Suspicion]:
     )
 
 
+def _has_recovered(chart: Chart, step: int) -> bool:
+    """Whether the loss is back where it was before this step."""
+    series = chart.scalar("loss")
+    before, after = series.before(step, 16)[:, 0], series.since(step + 4)[:8, 0]
+    if not len(before):
+        return True
+    room = max(0.5 * abs(float(np.median(before))), 6 * float(spread(before[:, None])[0]))
+    return len(after) >= 2 and float(np.quantile(after, 0.25)) < float(np.median(before)) + room
+
+
 def tight_clip(case: Case) -> Iterator[Suspicion]:
     """clipping-too-tight: every step is clipped, and little is left of it."""
     steps, times = clipping(case.chart)
+    if not len(times):
+        yield from _pinned(case)
+        return
     if len(times) < 10 or not (times[-10:] > 1).all() or not np.median(times[-20:]) > _TIGHT:
         return
     below = np.flatnonzero(~(times > 0.5 * _TIGHT))
@@ -77,6 +95,31 @@ def tight_clip(case: Case) -> Iterator[Suspicion]:
         f"max_norm={number(limit)}: raise it "
         f"to about {number(better)}, the 90 % quantile of the norms.",
         check="It worked if a tenth of the steps is clipped or less.",
+    )
+
+
+def _pinned(case: Case) -> Iterator[Suspicion]:
+    """Of a clip that was not seen: every gradient has the same norm to the last digits, and moves next to nothing."""
+    chart = case.chart
+    steps, norms = column(chart.scalar("gradient_norm"))
+    _, ratios = middle(chart.table("update", "ratio"), matrices(chart, chart.table("update", "ratio")))
+    if len(norms) < 20 or len(ratios) < 3 or is_adaptive(chart) or not np.median(ratios[-3:]) < 2e-5:
+        return
+    limit = float(np.median(norms[-20:]))
+    if not limit > 0 or not np.ptp(norms[-20:]) < _PINNED * limit:
+        return
+    other = np.flatnonzero(~(np.abs(norms - limit) < _PINNED * limit))
+    yield Suspicion(
+        "clipping-too-tight",
+        "optimizer",
+        int(steps[other[-1] + 1]) if len(other) else int(steps[0]),
+        0.85,
+        Kind.FACT,
+        evidence={"norm": limit, "update_ratio": float(ratios[-1])},
+        advice=f"Every gradient has a norm of {number(limit)} to the last digits, so it is cut to that, and a step "
+        f"changes weights by {ratios[-1]:.1g} of their size: raise max_norm, to 1 for a start, and call "
+        "monitor.clip_grad_norm_ in place of torch's to see what the norms were.",
+        check="It worked if the norm of the gradient varies from step to step.",
     )
 
 

@@ -18,19 +18,19 @@ _BEFORE = 20  # steps before it in which what led to it is looked for
 
 def unexplained(case: Case) -> Iterator[Suspicion]:
     """unknown: a loss or a gradient far above what it was, and still there, or not finite any more."""
-    for name, warns, stops in (
-        ("loss", case.limits.loss_spike, case.limits.critical_loss_spike),
-        ("gradient_norm", case.limits.norm_jump, np.inf),
+    limits = case.limits
+    for name, warns, stops, least in (
+        ("loss", limits.loss_spike, limits.critical_loss_spike, 0.0),
+        ("gradient_norm", limits.norm_jump, limits.norm_jump, limits.critical_norm),
     ):
         lost = _lost_since(case, name)
         if lost is not None:
             yield _unknown(case, name, lost, float("inf"), True)
             return
+        size = float(case.chart.scalar(name).values[-1, 0]) if len(case.chart.scalar(name)) else 0.0
         for event in case.events.of(name, direction=1, since=case.step - 200):
-            if event.until is None and event.values >= _LASTING and event.factor >= warns:
-                size = float(case.chart.scalar(name).values[-1, 0])
-                is_critical = event.factor >= stops or (name == "gradient_norm" and size > case.limits.critical_norm)
-                yield _unknown(case, name, event.since, event.factor, is_critical)
+            if event.until is None and event.values >= _LASTING and event.factor >= warns and size > least:
+                yield _unknown(case, name, event.since, event.factor, event.factor >= stops)
                 return
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from holter.diagnosis.causes.batches import guess_loss
 from holter.diagnosis.chart import Chart, column
 from holter.diagnosis.evidence import clipping, harm, is_adaptive, matrices, middle, rate_of
 from holter.diagnosis.suspicion import Case, Kind, Suspicion
@@ -61,6 +62,8 @@ def too_high(case: Case) -> Iterator[Suspicion]:
     with np.errstate(all="ignore"):
         largest = float(np.nanmax(median(sizes[early].T))) if np.isfinite(sizes[early]).any() else np.nan
     bad = _does_not_come_down(case)
+    if bad is None and largest > 1:
+        bad = _thrown_up(case)
     if not largest > 0.1 or bad is None:
         return
     _, cosines = middle(chart.table("update", "cosine"), matrices(chart, chart.table("update", "cosine")))
@@ -85,11 +88,19 @@ def _opening_ends(chart: Chart) -> int:
     """Where a rate that jumps begins another story."""
     steps, rates = rate_of(chart)
     late = np.flatnonzero((rates[1:] >= 2 * rates[:-1]) & (steps[1:] > chart.first_step + 10))
-    return min([chart.first_step + _OPENING, *steps[1:][late[:1]].tolist()])
+    return min([chart.first_step + _OPENING, *map(int, steps[1:][late[:1]])])
+
+
+def _thrown_up(case: Case) -> float | None:
+    """How many times its start the loss was in the first steps, where that was more than any batch makes it."""
+    losses = case.chart.scalar("loss").opening[:20, 0]
+    is_far = len(losses) >= 10 and np.isfinite(losses).all() and losses.max() > 2 * losses[0] > 0
+    return float(losses.max() / losses[0]) if is_far else None
 
 
 def _does_not_come_down(case: Case) -> float | None:
-    """How many times its start the loss reached in the opening and did not come back from; None if it did."""
+    """How many times its start the loss is at the end of the opening, where it is no lower, or no better than a guess
+    that knows how frequent the classes are; None where it has come down."""
     series = case.chart.scalar("loss")
     losses = series.opening[series.opening_steps < _opening_ends(case.chart), 0]
     if len(losses) < 4:
@@ -99,7 +110,9 @@ def _does_not_come_down(case: Case) -> float | None:
     start, late = float(losses[0]), float(np.median(losses[-max(3, len(losses) // 4) :]))
     if start <= 0 or len(losses) < 10 or case.step - case.chart.first_step < 15:
         return None
-    return late / start if late > 1.02 * start else None
+    guess = guess_loss(case.chart)
+    knows_nothing = len(losses) >= 40 and late > 0.97 * guess and 0.5 * guess < start < 3 * guess
+    return late / start if late > 1.02 * start or knows_nothing else None
 
 
 def too_low(case: Case) -> Iterator[Suspicion]:
@@ -113,6 +126,9 @@ def too_low(case: Case) -> Iterator[Suspicion]:
         return  # it is being warmed up
     if len(rates) and rates[-1] < 0.5 * rates.max():
         return  # it has come down from where it worked
+    _, norms = column(chart.scalar("gradient_norm"))
+    if len(norms) >= 20 and np.ptp(norms[-20:]) < 1e-3 * np.median(norms[-20:]):
+        return  # a clip makes them all alike
     _, times_limit = clipping(chart)
     if len(times_limit) and np.median(times_limit) > 50:
         return  # the clip makes it small
@@ -183,16 +199,19 @@ def no_warmup(case: Case) -> Iterator[Suspicion]:
         return
     peak_place = int(np.argmax(losses[1:22])) + 1
     peak, lowest = float(losses[peak_place]), float(losses[: peak_place + 1].min())
-    recovered = float(np.median(losses[-5:])) < min(losses[0], 0.9 * peak)
-    if not recovered or peak < 1.25 * max(lowest, 0.2 * float(losses[0])) or peak < 1.05 * float(losses[0]):
+    recovered = float(np.median(losses[-5:])) < min(0.95 * losses[0], 0.9 * peak)
+    if not recovered or peak < 1.25 * max(lowest, 0.2 * float(losses[0])) or peak < 1.25 * float(losses[0]):
         return
     rest = np.diff(losses[22:])
     if not peak - losses[0] > 6 * 1.05 * float(np.median(np.abs(rest - np.median(rest)))):
         return  # what losses differ by from batch to batch
     ratios = chart.table("update", "ratio")
     first = ratios.opening[ratios.opening_steps <= chart.first_step + 2][:, matrices(chart, ratios)]
-    if np.isfinite(first).any() and not np.nanmax(median(first.T)) > _FIRST_STEP:
-        return
+    if np.isfinite(first).any() and not 1 > np.nanmax(median(first.T)) > _FIRST_STEP:
+        return  # not of the size of the weights either: no warm-up would help
+    _, later = middle(ratios, matrices(chart, ratios))
+    if len(later) > 1 and later[-1] > 0.05:
+        return  # the same rate is not fine later either
     parameters = chart.info.get("parameters")
     most = (chart.total_steps or 5000) // 10
     length = 500 if not isinstance(parameters, int) or parameters < 1e8 else 2000 if parameters < 1e9 else 10_000

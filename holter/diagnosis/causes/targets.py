@@ -18,7 +18,7 @@ from holter.diagnosis.chart import Chart, column
 from holter.diagnosis.evidence import data_is_usual, matrices, middle, rate_is_flat
 from holter.diagnosis.suspicion import Case, Kind, Suspicion
 from holter.record import is_validation
-from holter.series import Floats, Integers, Series, median, spread
+from holter.series import Floats, Integers, Series, spread
 from holter.words import number, share
 
 _NEAR = 0.85  # of the loss of a guess
@@ -89,7 +89,7 @@ def _thrown_back(case: Case, steps: Integers, losses: Floats, guess: float) -> I
         "labels-corrupt",
         "data",
         since,
-        0.0 if _is_one_to_the_model(case.chart, since) else 0.75 if len(after) < 2 * _SETTLED else 0.9,
+        0.75 if len(after) < 2 * _SETTLED else 0.9,
         Kind.PATTERN,
         severity="critical",
         evidence={"loss_before": before, "loss": late, "of_a_guess": guess},
@@ -98,17 +98,6 @@ def _thrown_back(case: Case, steps: Integers, losses: Floats, guess: float) -> I
         "belong to their inputs. Look for a shuffle or a join that moves one without the other.",
         check="It worked if the loss falls below that of a guess again.",
     )
-
-
-def _is_one_to_the_model(chart: Chart, since: int) -> bool:
-    """Whether a look since then shows that some layer no longer tells examples apart: whatever the labels are, it
-    could not know."""
-    ranks, spreads = chart.table("activation", "rank"), chart.table("activation", "spread")
-    if not len(ranks) or ranks.steps[-1] < since or not len(ranks.before(since)):
-        return False
-    with np.errstate(all="ignore"):
-        kept = ranks.values[-1] / median(ranks.before(since, 4)), spreads.values[-1] / median(spreads.before(since, 4))
-    return bool(((kept[0] < 0.4) & (kept[1] < 0.3)).any())
 
 
 def _change(losses: Floats) -> int:

@@ -8,6 +8,7 @@ import numpy as np
 
 from holter.diagnosis.anatomy import began, is_upstream, output_matrix, owner
 from holter.diagnosis.chart import Chart, last_of
+from holter.diagnosis.evidence import matrices
 from holter.diagnosis.suspicion import Case, Kind, Suspicion
 from holter.series import Flags, Floats, Series, logs, median
 from holter.words import number, share
@@ -19,6 +20,7 @@ _STEPS = 8  # for which the gradient of a bias must have been zero for so many u
 _SATURATED, _MOSTLY = 0.8, 0.5
 # Powers of ten by which rank and spread must have fallen together, and each of them; and how low they must be by now.
 _FELL, _BOTH, _RANK, _SPREAD = 0.5, 0.15, 3.0, 0.35
+_FAR = 0.1  # of its size that a step moves a weight by
 _MOVED = 1.5  # times its usual number of examples, between looks: an expert has as many as it is given
 _MASSIVE = 30.0  # times the rms: one such value makes a rank of one, and is healthy
 
@@ -152,7 +154,7 @@ def _looks_alive(case: Case, names: Sequence[str]) -> bool:
 def _dead(case: Case, layer: str, seen_at: str, part: float, since: int) -> Suspicion:
     """An end state, unless all died at once and nothing went before that: then there is nothing else to look for."""
     rises = [e for name in _RISES for e in case.events.of(name, direction=1, since=since - 20) if e.since < since]
-    is_first = part >= 0.9 and not rises
+    is_first = part >= 0.9 and not rises and not _moved_far(case.chart, since)
     return Suspicion(
         "dead-relu",
         "layer",
@@ -167,6 +169,13 @@ def _dead(case: Case, layer: str, seen_at: str, part: float, since: int) -> Susp
         f"rate if they died during training.",
         "It worked if fewer than 10 % of its units are dead after 100 steps.",
     )
+
+
+def _moved_far(chart: Chart, since: int) -> bool:
+    """Whether a step shortly before it was of the size of the weights: then it is that which killed them."""
+    ratios = chart.table("update", "ratio")
+    near = (ratios.steps >= since - 12) & (ratios.steps <= since)
+    return bool(near.any() and (median(ratios.values[near][:, matrices(chart, ratios)].T) > _FAR).any())
 
 
 def _layer_before(chart: Chart, modules: Sequence[str], place: int) -> str:

@@ -322,7 +322,7 @@ def _unwritten(chart: Chart, name: str, unchanged: Series, planned: Series, plac
     since = chart.first_step
     if len(changed):  # somewhere between two looks
         before, after = int(unchanged.steps[changed[-1]]), int(unchanged.steps[changed[-1] + 1])
-        since = before + (after - before + 1) // 2
+        since = min(before + (after - before + 1) // 2, int(unchanged.steps[-1]))
     ratio = float(planned.values[-1, place])
     return Suspicion(
         "weight-not-written",
