@@ -3,16 +3,18 @@
 Purses: every second of training earns `share` seconds, divided among the kinds of measurements; every measurement
 spends what it took from the purse of its kind, and one that this cannot pay for is left out. So an expensive look at
 activations, say, is paid off by later looks at activations, while gradients go on. What a full purse cannot hold goes
-to the others. A run starts with an advance, so that short runs are seen well, and what it earns first pays that back:
-measuring costs no more than the advance, or than the share of the time where that is more. What every step needs, a
-record of its scalars, is spent from all purses but never left out: where steps are very short, that alone may exceed
-the share. Setting up is paid by no purse either: what a kind takes the first time is mostly the loading of kernels and
+to the others. A run starts with an advance of a second, so that short runs are seen well, and pays it back with half of
+what it earns: after that, measuring costs its share of the time. What every step needs, a record of its scalars, is
+spent from all purses but never left out: where steps are very short that alone may exceed the share, and so it takes
+no more than half of what they earn. Setting up is paid by no purse: what a kind takes the first time is mostly the loading of kernels and
 the making of tables, and would keep the run unseen for hundreds of steps.
 """
 
 from __future__ import annotations
 
-ADVANCE_SECONDS = 0.25
+ADVANCE_SECONDS = 1.0
+_REPAID = 0.5  # of what is earned, while an advance is owed
+_FOR_RECORDS = 0.5  # of what is earned, at most
 _SMOOTHING = 0.2  # weight of the newest cost in the expected one
 # How the share is divided, and the advance: most of that goes to what is wanted at every step. Kinds begin with these.
 _PARTS = {"gradient": 0.4, "update": 0.15, "weight": 0.1, "moment": 0.1, "activation": 0.15, "batch": 0.1}
@@ -32,7 +34,7 @@ class _Purse:
 
     def earn(self, seconds: float) -> float:
         """Takes what it has room for, after what it owes; returns the rest."""
-        paid = min(seconds, self.owed)
+        paid = min(_REPAID * seconds, self.owed)
         self.owed -= paid
         taken = max(0.0, min(seconds - paid, self.full - self.holds))
         self.holds += taken
@@ -56,8 +58,9 @@ class Budget:
     def earn(self, seconds: float) -> None:
         """Training time that went by. Purses are capped: a pause is no reason for a spending spree."""
         self.elapsed += seconds
-        earned, common = (self.share or 0.0) * seconds, self._common
-        self._common = rest = 0.0
+        earned = (self.share or 0.0) * seconds
+        common, rest = min(self._common, _FOR_RECORDS * earned), 0.0
+        self._common = 0.0
         for purse in self._purses.values():
             purse.holds -= purse.part * common
             rest += purse.earn(purse.part * earned)

@@ -79,7 +79,7 @@ class Incident:
         return Finding(
             cause=lead.cause,
             where=lead.where,
-            since=lead.since,
+            since=min(lead.since, self.known),
             step=self.known,
             severity=lead.severity,
             layer=lead.layer,

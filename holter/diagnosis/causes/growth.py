@@ -30,7 +30,7 @@ _QUERY_OR_KEY = re.compile(r"(^|[._])(in_proj|qkv|query_key_value|c_attn|q|k|que
 def norm_batch(case: Case) -> Iterator[Suspicion]:
     """norm-batch-too-small: batch norm over a handful of examples, and gradients that waver from batch to batch."""
     chart = case.chart
-    sizes = chart.table("batch", "size")
+    sizes = chart.table("batch", "size") if chart.has("batch") else chart.scalar("batch/size")
     if len(sizes) < _STEPS or not np.fmax.reduce(sizes.values[-1]) <= _FEW_EXAMPLES:
         return
     norms = chart.table("gradient", "norm")

@@ -80,6 +80,8 @@ def not_averaged(case: Case) -> Iterator[Suspicion]:
         norm, loss = (_step_up(chart.scalar(name), since) for name in ("gradient_norm", "loss"))
         more = _more_batches(chart, since)
         found = _whole_times(norm, loss, more)
+        if found is None and more is not None and more > 1 and _is_longer(chart, since):
+            found = more, False
         if found is None or more == 1:
             continue
         times, by_loss = found
@@ -98,6 +100,13 @@ def not_averaged(case: Case) -> Iterator[Suspicion]:
             check="It worked if loss and norm are as before.",
         )
         return
+
+
+def _is_longer(chart: Chart, since: int) -> bool:
+    """Whether gradients are clearly longer than before: a mean of several is shorter than one of them."""
+    series = chart.scalar("gradient_norm")
+    before, after = series.before(since, 16)[:, 0], series.since(since)[:6, 0]
+    return len(before) >= 8 and len(after) >= 5 and bool(np.median(after) > 1.5 * np.quantile(before, 0.9))
 
 
 def _rises(case: Case) -> list[int]:

@@ -118,6 +118,10 @@ def _does_not_come_down(case: Case) -> float | None:
 def too_low(case: Case) -> Iterator[Suspicion]:
     """lr-too-low: no layer moves, from the start, though gradients are there and the rate does not grow."""
     chart = case.chart
+    _, told = rate_of(chart)
+    if len(told) >= 20 and not told.any() and (chart.scalar("gradient_norm").values[-3:] > 0).any():
+        yield _no_rate(case)
+        return
     steps, sizes = middle(chart.table("update", "ratio"), matrices(chart, chart.table("update", "ratio")))
     if len(sizes) < 3 or steps[-1] - steps[0] < 20 or not np.nanmax(sizes) < 2e-5 or not sizes[-1] > 0:
         return
@@ -148,6 +152,21 @@ def too_low(case: Case) -> Iterator[Suspicion]:
         advice=f"A step changes weights by {ratio:.1g} of their size: raise the rate from {number(rate)} to about "
         f"{number(rate * min(1e4, 1e-3 / ratio))}.",
         check="It worked if update ratios are between 0.0001 and 0.01 and the loss falls.",
+    )
+
+
+def _no_rate(case: Case) -> Suspicion:
+    return Suspicion(
+        "lr-too-low",
+        "lr",
+        case.chart.first_step,
+        0.95,
+        Kind.FACT,
+        severity="critical",
+        evidence={"rate": 0.0, "steps": case.step - case.chart.first_step},
+        advice="The rate has been exactly 0 since the first step, so nothing is learnt: look at how the schedule "
+        "computes it (a whole-number division gives 0), and at whether a warm-up ever leaves its start.",
+        check="It worked if learning_rate is above 0 and the loss falls.",
     )
 
 

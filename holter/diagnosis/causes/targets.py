@@ -83,7 +83,7 @@ def _thrown_back(case: Case, steps: Integers, losses: Floats, guess: float) -> I
     if not data_is_usual(case, since) or _entropy_changed(case.chart, since):
         return
     # Labels show in the same step in which they are wrong: what gradients knew before has another reason.
-    if any(since - 12 <= e.since < since for e in case.events.of("gradient_norm", direction=1)):
+    if any(since - 12 <= e.since < since - 3 for e in case.events.of("gradient_norm", direction=1)):
         return
     yield Suspicion(
         "labels-corrupt",

@@ -206,7 +206,10 @@ def _unheld(chart: Chart, layers: Sequence[str], learning: Sequence[str]) -> Ite
 def _cut_off(chart: Chart, layers: Sequence[str], learning: Sequence[str]) -> Iterator[Suspicion]:
     """Layers that run and are held, but have no gradient. An expert without work does not run; a head whose output
     nobody uses stands alone, where of a branch that is cut off the same part learns in other blocks."""
-    ran = [name for name in layers if did_run(chart, name)]
+    flags = chart.table("weight", "has_gradient")
+    known = dict(zip(flags.names, flags.values[-1].tolist(), strict=True)) if len(flags) else {}
+    # One that has a gradient, of an optimizer that does not step, is cut off from nothing.
+    ran = [name for name in layers if did_run(chart, name) and known.get(name) != 1]
     if not ran or not learning:
         return
     if is_upstream(chart, [first_in_depth(chart, ran)], learning):
