@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from holter.activations import PASSIVE, ActivationCapture, ActivationRows
 from holter.attention import ATTENTION, LOGITS
-from holter.draft import NamedSums, RoleRows
+from holter.draft import LateRows, NamedSums, RoleRows
 from holter.problems import Problems
 from holter.statistics.activation import SIGNALS, Window
 from holter.statistics.device_rows import DeviceRows
@@ -73,11 +73,20 @@ class ActivationRoles:
         return rows, scalars
 
     def _role(self, part: ActivationRows) -> RoleRows:
+        names = NamedSums((*SIGNALS, "dead_lasting"))
+        if part.rows.values.device.type != "cpu":
+            return RoleRows("activation", part.layers, part.rows, self._sums(part), names)
+        # What is kept are copies: the thread that makes the record has the time to work out the rest.
+        has_histograms = part.rows.histograms is not None
+        size = sum(one.sample.nbytes for one in part.kept)
+        late = LateRows(lambda: (part.rows, self._sums(part)), size, has_histograms)
+        return RoleRows("activation", part.layers, late, None, names)
+
+    def _sums(self, part: ActivationRows) -> Tensor:
         shares = self._window.add(dict(zip(part.layers, part.alive, strict=True)))
         unknown = torch.full((), torch.nan, device=part.signals.device)
         lasting = torch.stack([shares.get(layer, unknown) for layer in part.layers])
-        sums = torch.cat([part.signals, lasting[:, None].to(part.signals.dtype)], dim=1)
-        return RoleRows("activation", part.layers, part.rows, sums, NamedSums((*SIGNALS, "dead_lasting")))
+        return torch.cat([part.signals, lasting[:, None].to(part.signals.dtype)], dim=1)
 
 
 def _attention_roles(found: dict[str, Tensor]) -> list[RoleRows]:

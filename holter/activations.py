@@ -13,7 +13,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -25,7 +25,7 @@ from holter.attention import Kind, attention_statistics, first_floating, kind_of
 from holter.hooks import ModuleHook
 from holter.modules import blocks_in, compiled_parts, is_leaf, walk
 from holter.problems import Complaint, Problems
-from holter.statistics.activation import Bounds, Kept, derive_signals, measure_signals
+from holter.statistics.activation import Bounds, Kept, Signals, derive_signals, measure_signals
 from holter.statistics.device_rows import DeviceRows
 from holter.statistics.measure import unmeasurable
 
@@ -48,10 +48,27 @@ class ActivationRows:
 
     layers: tuple[str, ...]
     calls: tuple[int, ...]  # of each layer in the step; the first call is the one measured
-    units: tuple[int, ...]
     rows: DeviceRows
-    signals: Tensor  # float32 [n, len(SIGNALS)]
-    alive: tuple[Tensor, ...]  # bool [units] each, for a Window
+    kept: tuple[Kept, ...]  # of which the rest is worked out, whenever it is asked for
+
+    @property
+    def signals(self) -> Tensor:
+        """float32 [n, len(SIGNALS)]"""
+        return self._derived.values
+
+    @property
+    def alive(self) -> tuple[Tensor, ...]:
+        """bool [units] each, for a Window"""
+        return self._derived.alive
+
+    @property
+    def units(self) -> tuple[int, ...]:
+        return tuple(alive.numel() for alive in self.alive)
+
+    @cached_property
+    def _derived(self) -> Signals:
+        with torch.no_grad():
+            return derive_signals(self.kept)
 
 
 @dataclass(frozen=True, eq=False)
@@ -312,16 +329,13 @@ def _by_device(step: _Step) -> tuple[ActivationRows, ...]:
 
 
 def _joined(names: list[str], seen: list[_Seen]) -> ActivationRows:
-    signals = derive_signals([one.kept for one in seen])
     histograms = [one.rows.histograms for one in seen if one.rows.histograms is not None]
     return ActivationRows(
         layers=tuple(names),
         calls=tuple(one.calls for one in seen),
-        units=tuple(alive.numel() for alive in signals.alive),
         rows=DeviceRows(
             torch.cat([one.rows.values for one in seen]),
             torch.cat(histograms) if len(histograms) == len(seen) else None,
         ),
-        signals=signals.values,
-        alive=signals.alive,
+        kept=tuple(one.kept for one in seen),
     )

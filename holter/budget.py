@@ -6,15 +6,16 @@ activations, say, is paid off by later looks at activations, while gradients go 
 to the others. A run starts with an advance of a second, so that short runs are seen well, and pays it back with half of
 what it earns: after that, measuring costs its share of the time. What every step needs, a record of its scalars, is
 spent from all purses but never left out: where steps are very short that alone may exceed the share, and so it takes
-no more than half of what they earn. Setting up is paid by no purse: what a kind takes the first time is mostly the loading of kernels and
-the making of tables, and would keep the run unseen for hundreds of steps.
+no more than three quarters of what they earn. Setting up is paid by no purse: what a kind takes the first time is
+mostly the loading of kernels and the making of tables, and would keep the run unseen for hundreds of steps.
 """
 
 from __future__ import annotations
 
 ADVANCE_SECONDS = 1.0
 _REPAID = 0.5  # of what is earned, while an advance is owed
-_FOR_RECORDS = 0.5  # of what is earned, at most
+_FOR_RECORDS = 0.75  # of what is earned, at most
+_OUTLIER = 10  # times what was expected
 _SMOOTHING = 0.2  # weight of the newest cost in the expected one
 # How the share is divided, and the advance: most of that goes to what is wanted at every step. Kinds begin with these.
 _PARTS = {"gradient": 0.4, "update": 0.15, "weight": 0.1, "moment": 0.1, "activation": 0.15, "batch": 0.1}
@@ -59,11 +60,10 @@ class Budget:
         """Training time that went by. Purses are capped: a pause is no reason for a spending spree."""
         self.elapsed += seconds
         earned = (self.share or 0.0) * seconds
-        common, rest = min(self._common, _FOR_RECORDS * earned), 0.0
-        self._common = 0.0
+        left = earned - min(self._common, _FOR_RECORDS * earned)
+        self._common = rest = 0.0
         for purse in self._purses.values():
-            purse.holds -= purse.part * common
-            rest += purse.earn(purse.part * earned)
+            rest += purse.earn(purse.part * left)
         if rest > 0:
             for purse in self._purses.values():  # the largest comes first
                 rest = purse.earn(rest)
@@ -93,6 +93,8 @@ class Budget:
     def learn(self, kind: str, seconds: float, *, is_settled: bool = False, sets_up: bool = False) -> None:
         """What a measurement of this kind took, to expect the next one."""
         known = self._expected.get(kind, seconds)
+        # A garbage collection, or another process, may fall into any measurement: that is not its price.
+        seconds = min(seconds, _OUTLIER * known)
         # A first call that builds tables is no measure of the next: expectations fall at once and rise slowly.
         self._expected[kind] = min(seconds, known + _SMOOTHING * (seconds - known))
         if not is_settled:

@@ -49,6 +49,7 @@ class LateRows:
 
     measure: Callable[[], tuple[DeviceRows, Tensor]]
     size: int  # bytes that are held until then
+    has_histograms: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,7 +64,7 @@ class RoleRows:
 
     @property
     def has_histograms(self) -> bool:
-        return isinstance(self.rows, DeviceRows) and self.rows.histograms is not None
+        return self.rows.has_histograms if isinstance(self.rows, LateRows) else self.rows.histograms is not None
 
     def tensors(self) -> list[Tensor]:
         """What must come to the host."""

@@ -27,6 +27,7 @@ MOST_RECORDS = 2048  # a step has two, where its loss is logged after it
 MOST_BYTES = 16 << 20
 # Between two looks at what has come: to be woken for every record would cost more than it is worth.
 _PACE_SECONDS = 0.25
+_BREATH_SECONDS = 5e-5
 
 Item = tuple[Record, bool]  # and whether what came before it was forgotten
 Report = Callable[[str, BaseException], None]
@@ -54,7 +55,7 @@ class Examination:
     ) -> None:
         self._info, self._share, self._tell, self._report = info, share, tell, report
         self._patience = Patience(patience or Thresholds().validation_patience)
-        self._doctor: Doctor | None = Doctor(info)
+        self._doctor: Doctor | None = self._new_doctor()
         self._is_new = True  # the doctor: it has seen no record
         self._known: tuple[Finding, ...] = ()  # replaced as a whole, so that any thread may read it
         self._earlier: tuple[Finding, ...] = ()  # of doctors before this one
@@ -136,6 +137,16 @@ class Examination:
         with self._guard:
             self._hurries += more
 
+    def _new_doctor(self) -> Doctor:
+        doctor = Doctor(self._info)
+        doctor.breathe = self._breathe
+        return doctor
+
+    def _breathe(self) -> None:
+        """Lets the training have the interpreter: it would wait 5 ms for it otherwise, python's interval."""
+        if not self._hurries:
+            time.sleep(_BREATH_SECONDS)
+
     # On the thread ----------------------------------------------------------------------------------------------
 
     def _take(self, item: Item) -> float | None:
@@ -151,7 +162,7 @@ class Examination:
 
     def _show(self, record: Record, follows_a_hole: bool) -> None:
         if follows_a_hole:
-            self._earlier, self._doctor, self._is_new = self._known, Doctor(self._info), True
+            self._earlier, self._doctor, self._is_new = self._known, self._new_doctor(), True
         assert self._doctor is not None
         if self._is_new and not record.late:
             self._is_new = False

@@ -153,13 +153,13 @@ def test_the_seconds_of_a_look_hold_those_of_collecting(monkeypatch: pytest.Monk
     capture = watch(model)
     capture.arm()
     model(x)
-    before, derive = capture.seconds, activations.derive_signals
+    before, join = capture.seconds, activations._joined
 
-    def slowly(kept: Any) -> Any:
+    def slowly(*seen: Any) -> Any:
         time.sleep(0.05)
-        return derive(kept)
+        return join(*seen)
 
-    monkeypatch.setattr(activations, "derive_signals", slowly)
+    monkeypatch.setattr(activations, "_joined", slowly)
     assert capture.collect() is not None and capture.seconds - before >= 0.05
 
 

@@ -16,23 +16,17 @@ from holter.run import open_run
 # Of every family of rules some, all of them quick.
 SICK = (
     "lr-jump/mlp/momentum/dev-1",
-    "scheduler-stepped-too-often/mlp/momentum/dev-1",
     "clipping-too-tight/mlp/momentum/dev-1",
-    "adam-eps-dominates/mlp/adam/dev-1",
     "zero-grad-missing/tanh/sgd/dev-4",
-    "init-too-large/mlp/momentum/dev-1",
     "graph-detached/mlp/momentum/dev-1",
     "batch-corrupt/mlp/momentum/dev-1",
     "batch-repeated/mlp/momentum/dev-1",
     "labels-corrupt/mlp/momentum/dev-1",
     "loss-sign/mlp/momentum/dev-1",
-    "bf16-update-lost/mlp/adamw/dev-1",
 )
 HEALTHY = (
     "healthy/lr-jump/mlp/momentum/dev-1",
-    "healthy/zero-grad-missing/tanh/sgd/dev-4",
     "control/frozen-backbone/frozen/momentum/dev-2",
-    "control/curriculum/mlp/momentum/dev-1",
     "control/tiny-batches/mlp/sgd/dev-1",
     "control/lora/lora/adamw/dev-1",
 )
@@ -69,7 +63,7 @@ def is_good_enough(found: Score) -> bool:
 def test_the_diagnosis_is_as_good_as_it_was(stored: Path) -> None:
     found = judged(stored, len(RULES))
     assert is_good_enough(found), found
-    assert found.onset_error <= 2 and found.silent_controls == found.controls == 4
+    assert found.onset_error <= 2 and found.silent_controls == found.controls == 3
 
 
 def test_with_half_of_the_rules_it_would_be_noticed(stored: Path) -> None:

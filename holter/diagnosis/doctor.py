@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from holter.diagnosis.causes import RULES
@@ -31,6 +31,7 @@ class Doctor:
         self._moments, self._incidents = Moments(), Incidents()
         self._rules = list(rules)
         self._asked_at = -1
+        self.breathe: Callable[[], None] | None = None  # between two rules, where others wait for the interpreter
         self._failed: list[Finding] = []
 
     @property
@@ -63,6 +64,8 @@ class Doctor:
         self._asked_at = self.chart.step
         suspicions: list[Suspicion] = []
         for rule in tuple(self._rules):
+            if self.breathe is not None:
+                self.breathe()
             try:
                 suspicions.extend(rule(self._case))
             except Exception as error:  # one bad rule must not silence the others

@@ -222,12 +222,10 @@ def _summed_since(case: Case) -> Iterator[Suspicion]:
     numbers = _numbers(case.chart)
     for event in case.events.of("loss", direction=1, since=case.step - 60) if numbers else ():
         before, after = series.before(event.since, 24)[:, 0], series.since(event.since)[:12, 0]
-        if len(before) < 4 or len(after) < 10 or not (after[:4] > 0.5 * event.first_factor * np.median(before)).all():
+        if len(before) < 4 or len(after) < 4 or not (after[:4] > 0.5 * event.first_factor * np.median(before)).all():
             continue
-        if not np.median(after[-4:]) > 0.5 * np.median(after[:4]):
-            continue  # who only knows less for a while learns again
         times = float(np.median(after) / np.median(before))
-        if not _gradients_grew(case.chart, event.since, times):
+        if not _gradients_grew(case.chart, event.since, float(after[0] / np.median(before))):
             continue
         if not np.median(after) > 2.5 * np.median(first_losses(case.chart, 5)):
             continue  # a model that knows nothing any more loses as much
@@ -238,12 +236,12 @@ def _summed_since(case: Case) -> Iterator[Suspicion]:
 
 
 def _gradients_grew(chart: Chart, since: int, times: float) -> bool:
-    """Whether the gradients of most layers are about as many times as long as well."""
+    """Whether the gradients of most layers are about as many times as long in the same step, before it is taken."""
     norms = chart.table("gradient", "norm")
     with np.errstate(all="ignore"):
-        grown = median(norms.since(since)[:4]) / median(norms.before(since, 8)) / times
+        grown = median(norms.since(since)[:1]) / median(norms.before(since, 8)) / times
     grown = grown[np.isfinite(grown)]
-    return not len(grown) or bool(((grown > 0.5) & (grown < 2)).mean() > 0.7)
+    return not len(grown) or 0.6 < float(np.median(grown)) < 1.7
 
 
 def _sum_of(since: int, what: str, count: float, loss: float, expected: float, is_sure: bool) -> Suspicion:
