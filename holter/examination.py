@@ -56,6 +56,7 @@ class Examination:
         self._info, self._share, self._tell, self._report = info, share, tell, report
         self._patience = Patience(patience or Thresholds().validation_patience)
         self._doctor: Doctor | None = self._new_doctor()
+        self._last_step = -1
         self._is_new = True  # the doctor: it has seen no record
         self._known: tuple[Finding, ...] = ()  # replaced as a whole, so that any thread may read it
         self._earlier: tuple[Finding, ...] = ()  # of doctors before this one
@@ -63,6 +64,7 @@ class Examination:
         self._forgotten = 0  # records
         self._lost_its_place = False  # what came before the next record was forgotten
         self._hurries = 0  # how many wait for the diagnosis
+        self._asked_for = 0.0  # seconds spent while they did, which the purse does not pay for
         self._guard = threading.Lock()
         self._started = time.monotonic()
         self._background: Background[Item] = Background(
@@ -154,14 +156,18 @@ class Examination:
         if self._doctor is None:
             return None
         if not self._hurries:
-            pause = pause_for(time.thread_time(), self.elapsed, self._share)
+            pause = pause_for(time.thread_time() - self._asked_for, self.elapsed, self._share)
             if pause > 0:
                 return min(pause, _PACE_SECONDS)
+        began, is_asked_for = time.thread_time(), self._hurries > 0
         self._attempt(partial(self._show, record, follows_a_hole))
+        self._asked_for += time.thread_time() - began if is_asked_for else 0.0
         return None
 
     def _show(self, record: Record, follows_a_hole: bool) -> None:
-        if follows_a_hole:
+        is_back = not record.late and record.step <= self._last_step  # a checkpoint of before was loaded
+        self._last_step = self._last_step if record.late else record.step
+        if follows_a_hole or is_back:
             self._earlier, self._doctor, self._is_new = self._known, self._new_doctor(), True
         assert self._doctor is not None
         if self._is_new and not record.late:

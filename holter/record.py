@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
 
@@ -26,6 +27,7 @@ _NOTHING: Mapping[str, Any] = MappingProxyType({})
 _VALIDATION = re.compile(r"(^|/)(val|valid|validation|eval|evaluation|test)([_./ -]|$)", re.IGNORECASE)
 
 
+@lru_cache(maxsize=4096)  # asked at every step, of the same few names
 def is_validation(scalar: str) -> bool:
     """Whether this is the name of a value from data that is not trained on.
 

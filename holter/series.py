@@ -16,6 +16,7 @@ Integers = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 
 RECENT = 512  # values of a series that are kept
+_FIRST = 16  # rows that it begins with; RECENT is a multiple of it, by a power of two
 OPENING = 64  # of its first ones
 TINY = 1e-30  # on a log scale, what is smaller counts as this much
 
@@ -26,8 +27,8 @@ class Series:
     def __init__(self, names: Sequence[str]) -> None:
         self.names = tuple(names)
         self.seen = 0  # values so far, kept or not
-        self._steps = np.zeros(2 * RECENT, dtype=np.int64)
-        self._values = np.full((2 * RECENT, len(self.names)), np.nan)
+        self._steps = np.zeros(_FIRST, dtype=np.int64)
+        self._values = np.full((_FIRST, len(self.names)), np.nan)
         self._count = 0
         self.opening_steps = np.zeros(0, dtype=np.int64)
         self.opening = np.zeros((0, len(self.names)))
@@ -39,6 +40,9 @@ class Series:
         if self._count == 2 * RECENT:  # the older half goes; so the kept ones always lie in one piece
             self._steps[:RECENT], self._values[:RECENT] = self._steps[RECENT:], self._values[RECENT:]
             self._count = RECENT
+        elif self._count == len(self._steps):  # most series have few values: room is made as they come
+            self._steps = np.concatenate([self._steps, np.zeros_like(self._steps)])
+            self._values = np.concatenate([self._values, np.full_like(self._values, np.nan)])
         self._steps[self._count], self._values[self._count] = step, values
         self._count += 1
         self.seen += 1
@@ -70,6 +74,7 @@ class Series:
         known = np.array([column >= 0 for column in columns], dtype=bool)
         chosen = [column for column in columns if column >= 0]
         wider._steps, wider._count, wider.seen = self._steps.copy(), self._count, self.seen
+        wider._values = np.full((len(self._values), len(names)), np.nan)
         wider._values[:, known] = self._values[:, chosen]
         wider.opening_steps = self.opening_steps
         wider.opening = np.full((len(self.opening), len(names)), np.nan)

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from holter.diagnosis.health import Check, check_health
+from holter.diagnosis.thresholds import Thresholds
 from holter.history import History
 from holter.record import LayerRows, Record
 from holter.statistics.measure import measure_rows
@@ -53,7 +54,7 @@ def check(name: str, **changes: Any) -> Check:
 
 def test_a_healthy_run_passes_every_line() -> None:
     checks = check_health(history(), LAYERS)
-    assert [line.state for line in checks] == ["passed"] * 8, checks
+    assert [line.state for line in checks] == ["passed"] * 9, checks
 
 
 RISING = 1.0 + 0.1 * np.arange(100)
@@ -96,3 +97,23 @@ def test_what_was_not_recorded_is_not_judged() -> None:
 def test_a_rate_of_zero_is_no_update_to_judge() -> None:
     """As at the first step of a warm-up."""
     assert check("phase", ratios=[0.0, 0.0, 0.0]).state == "not observed"
+
+
+@pytest.mark.parametrize(
+    ("limit", "scalars"),
+    [
+        ("exploding_norm", {"gradient_norm": 500.0}),
+        ("least_norm", {"gradient_norm": 1e-5}),
+        ("loss_noise", {}),
+    ],
+)
+def test_an_outer_limit_that_is_crossed_fails_its_line(limit: str, scalars: dict[str, float]) -> None:
+    records = []
+    for step in range(60):
+        loss = 1.0 if limit != "loss_noise" else (100.0 if step == 55 else 0.01)
+        records.append(Record(step, 0.0, {"loss": loss - 0.001 * step, "gradient_norm": 1.0, **scalars}))
+    line = next(one for one in check_health(History(records)) if "outer limits" in one.name)
+    assert line.state == "failed" and limit in line.text
+    relaxed = Thresholds(exploding_norm=1e6, least_norm=1e-9, loss_noise=1e6)
+    again = next(one for one in check_health(History(records), (), relaxed) if "outer limits" in one.name)
+    assert again.state == "passed"

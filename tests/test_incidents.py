@@ -54,7 +54,7 @@ def test_what_comes_later_revises_the_incident_and_makes_no_second_one() -> None
     incidents = told([suspicion("first guess", 95)], [suspicion("first guess", 95), suspicion("cause", 88)])
     (finding,) = incidents.findings
     assert (finding.cause, finding.alternatives) == ("cause", ("first guess",))
-    assert finding.since == 88 and finding.step == 101, "known since it was first told"
+    assert finding.since == 88 and finding.step == 103, "known since its cause is"
 
 
 def test_a_weak_suspicion_is_an_alternative_only() -> None:
@@ -122,3 +122,23 @@ def test_a_doctor_sees_the_last_step_too() -> None:
         doctor.take(Record(step, 0.0))
     doctor.finish()
     assert seen == [0, 1, 2]
+
+
+def test_a_trouble_that_lasts_does_not_hide_one_that_begins_much_later() -> None:
+    """The first is said again at every step; the second is another incident, and as severe as it is."""
+    lasting = suspicion("minor", 0)
+    incidents = told(*[[lasting] for _ in range(4)])
+    critical = Suspicion("nan-in-data", "data", 560, 0.95, Kind.FACT, severity="critical")
+    incidents.add([lasting, critical], 562)
+    incidents.add([lasting, critical], 563)
+    assert [(one.cause, one.severity) for one in incidents.findings] == [
+        ("minor", "warning"),
+        ("nan-in-data", "critical"),
+    ]
+
+
+def test_an_incident_is_as_severe_as_the_worst_that_is_sure_in_it() -> None:
+    worse = Suspicion("labels-corrupt", "data", 96, 0.9, severity="critical")
+    incidents = told([suspicion("lead", 95), worse], [suspicion("lead", 95), worse])
+    (finding,) = incidents.findings
+    assert finding.severity == "critical"

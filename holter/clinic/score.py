@@ -45,7 +45,7 @@ class Score:
     precision: float  # incidents that are right: see is_right
     top1: float  # sick runs whose answer names the cause
     top3: float  # ... or has it among its first two alternatives
-    location: float  # answers that name the place
+    location: float  # sick runs whose answer names the place
     onset_error: float  # median, steps
     delay: float  # median, steps from where a fault that shows at once can be seen to where it is known
     lead: float  # median, steps from where a slow fault is known to where the loss is worse, or the run over
@@ -147,7 +147,7 @@ def score(outcomes: Sequence[Outcome]) -> Score:
         precision=_share(sum(is_right(one, finding) for one, finding in told), len(told)),
         top1=_share(sum(first), len(sick)),
         top3=_share(sum(map(bool, right)), len(sick)),
-        location=_share(sum(is_placed(one.case, found) for one, found in answers), len(answers)),
+        location=_share(sum(is_placed(one.case, found) for one, found in answers), len(sick)),
         onset_error=_median([onset_error(one.case, found) for one, found in answers]),
         delay=_median([max(0, delay) for delay in delays]),
         lead=_median([lead(one) for one in sick if one.case.slow]),

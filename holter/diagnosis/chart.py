@@ -75,6 +75,8 @@ class Chart:
         self.resumed: list[int] = []  # steps at which a segment after the first began
         self.depth: dict[str, int] = {}  # names of modules and parameters in the order in which they run
         self.roles_since: dict[str, int] = {}
+        self.peak_rate = 0.0  # the largest of all steps: series are short
+        self.peaks = Series(("peak_rate",))  # what it was before each step
         self._scalars: dict[str, Series] = {}
         self._tables: dict[tuple[str, str], Series] = {}
         self._layers = {str(layer.get("name")): layer for layer in info.get("layers", ()) if isinstance(layer, dict)}
@@ -87,6 +89,10 @@ class Chart:
             self.segment = moment.segment
             self.resumed.append(moment.step)
         self.step = moment.step
+        rates = [value for name, value in moment.scalars.items() if name.startswith("learning_rate")]
+        if rates:
+            self.peaks.add(moment.step, np.array([self.peak_rate]))
+            self.peak_rate = max(self.peak_rate, *rates)
         for name, value in moment.scalars.items():
             series = self._scalars.get(name) or self._scalars.setdefault(name, Series((name,)))
             series.add(moment.step, np.array([value]))

@@ -54,6 +54,7 @@ class Events:
 
     def __init__(self) -> None:
         self._names: dict[tuple[str, str | None], int] = {}  # series and layer -> its place
+        self._by_place: list[tuple[str, str | None]] = []
         self._places_of: dict[object, list[int]] = {}
         self._baseline = Baseline(0)
         self._now = np.zeros(0, dtype=_DEPARTURE)  # of every series; since -1 while it is inside
@@ -67,6 +68,8 @@ class Events:
         for name in SCALARS:
             if name in moment.scalars:
                 value = moment.scalars[name]
+                if name == "loss" and value <= 0:
+                    continue  # on a log scale it has no size, and one that crosses zero has not grown
                 measured.append((self._places(name, (None,)), np.array([np.inf if np.isnan(value) else value])))
         for role, statistic in TABLES:
             series = chart.table(role, statistic)
@@ -96,7 +99,9 @@ class Events:
         known = self._places_of.get((name, layers))
         if known is None:
             for layer in layers:
-                self._names.setdefault((name, layer), len(self._names))
+                if (name, layer) not in self._names:
+                    self._names[name, layer] = len(self._names)
+                    self._by_place.append((name, layer))
             known = self._places_of[name, layers] = [self._names[name, layer] for layer in layers]
             more = np.zeros(len(self._names) - len(self._now), dtype=_DEPARTURE)
             more["since"] = -1
@@ -128,7 +133,7 @@ class Events:
 
     def _event(self, place: int, until: int | None) -> Event:
         since, values, direction, factor, first = self._now[place].tolist()
-        name, layer = list(self._names)[place]
+        name, layer = self._by_place[place]
         return Event(name, layer, since, until, values, direction, _power(factor), _power(first))
 
 

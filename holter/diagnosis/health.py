@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from holter.diagnosis.limits import crossed
 from holter.diagnosis.thresholds import Thresholds
 from holter.history import History
 from holter.series import Floats
@@ -160,6 +161,17 @@ def _memory_is_steady(history: History, limits: Thresholds) -> Check:
     return _check(name, growth < 1.2, growth, f"{times(growth)} what it was early in the run")
 
 
+def _within_limits(history: History, limits: Thresholds) -> Check:
+    """E33; `holter thresholds` shows them. At the end of a training a plateau is no illness, and noise never is."""
+    name = "nothing is beyond the outer limits"
+    found = crossed(history, limits)
+    if found is None:
+        return _unseen(name, "nothing was recorded that has one")
+    bad = {limit: text for limit, text in found.items() if limit not in ("plateau", "norm_fall")}
+    text = "; ".join(f"{limit}: {told}" for limit, told in found.items()) or "all are kept"
+    return _check(name, not bad, len(bad), text)
+
+
 _LINES: tuple[Callable[[History, Thresholds], Check], ...] = (
     _loss_falls,
     _norm_is_right,
@@ -168,4 +180,5 @@ _LINES: tuple[Callable[[History, Thresholds], Check], ...] = (
     _throughput_is_steady,
     _memory_is_steady,
     _no_update_alert,
+    _within_limits,
 )

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from holter.diagnosis.finding import UNKNOWN, Finding
+from holter.diagnosis.finding import SEVERITIES, UNKNOWN, Finding
 from holter.diagnosis.suspicion import Kind, Suspicion
 
 TOGETHER = 3  # steps within which two beginnings cannot be told apart
 LASTING = 60  # steps after its last sign within which what begins belongs to an incident
 ENOUGH = 0.5  # the score that makes a finding
+MOST = 200  # incidents of one training: who has not looked by then is not helped by more
 APART = ("performance",)  # places whose troubles have nothing to do with those of the model
 
 
@@ -22,8 +23,9 @@ class Incident:
     """Suspicions by cause, as they were last held."""
 
     def __init__(self, first: Suspicion, step: int) -> None:
-        self.known, self.last = step, step
+        self.last, self.said = first.began, step  # what began last in it; and when it was last said
         self._held: dict[str, Suspicion] = {first.cause: first}
+        self._known_at: dict[str, int] = {first.cause: step}
 
     @property
     def since(self) -> int:
@@ -40,14 +42,22 @@ class Incident:
             # What was recorded once does not begin again: a broken example comes back with every epoch.
             is_again = held is not None and held.kind is Kind.FACT and suspicion.since > held.since
             self._held[suspicion.cause] = replace(suspicion, since=held.since) if is_again and held else suspicion
-        self.last = step
+        if suspicion.score >= ENOUGH:
+            self._known_at.setdefault(suspicion.cause, step)
+        self.last, self.said = max(self.last, suspicion.began), step
 
     def takes(self, suspicion: Suspicion) -> bool:
+        lasts_until = self.said + LASTING
         if suspicion.cause in self._held:
-            return suspicion.began <= self.last + LASTING
-        if self.is_apart or suspicion.where in APART:
+            return suspicion.since <= lasts_until
+        if self.is_apart or suspicion.where in APART or suspicion.began < self.since - LASTING:
             return False
-        return self.since - LASTING <= suspicion.began <= self.last + LASTING
+        if suspicion.began <= self.last + LASTING:
+            return True
+        # While a trouble lasts, what follows is its consequence; but not what was recorded, or is worse.
+        is_no_worse = SEVERITIES.index(suspicion.severity) <= SEVERITIES.index(self.severity)
+        follows = suspicion.kind is Kind.STATE or (suspicion.kind is Kind.PATTERN and is_no_worse)
+        return follows and suspicion.began <= lasts_until
 
     @property
     def ranked(self) -> list[Suspicion]:
@@ -71,17 +81,24 @@ class Incident:
     def lead(self) -> Suspicion:
         return self.ranked[0]
 
+    @property
+    def severity(self) -> str:
+        """Of the worst that is sure in it."""
+        sure = [one.severity for one in self._held.values() if one.score >= ENOUGH]
+        return max(sure, key=SEVERITIES.index, default="info")
+
     def finding(self) -> Finding:
         lead, *others = self.ranked
         others = [one for one in others if one.cause != UNKNOWN]
+        known = max(self._known_at.get(lead.cause, 0), min(self._known_at.values()))
         rival = max((one.score for one in others if one.kind >= lead.kind), default=0.0)
         advice = f"{lead.advice} {lead.check}".strip()
         return Finding(
             cause=lead.cause,
             where=lead.where,
-            since=min(lead.since, self.known),
-            step=self.known,
-            severity=lead.severity,
+            since=min(lead.since, known),
+            step=known,
+            severity=self.severity,
             layer=lead.layer,
             confidence=round(float(lead.score) / (1 + 0.5 * rival), 2),
             evidence=dict(lead.evidence),
@@ -106,7 +123,7 @@ class Incidents:
             if incident is not None:
                 if is_sure:
                     incident.add(suspicion, step)
-            elif suspicion.score >= ENOUGH and is_sure:
+            elif suspicion.score >= ENOUGH and is_sure and len(self._incidents) < MOST:
                 self._incidents.append(Incident(suspicion, step))
         self._heard = {suspicion.cause for suspicion in said}
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from holter.diagnosis.anatomy import fan_in, hidden_matrices, output_matrix, owner
+from holter.diagnosis.causes.batches import inputs_are_large
 from holter.diagnosis.chart import Chart
 from holter.diagnosis.suspicion import Case, Kind, Suspicion
 from holter.series import Floats, logs
@@ -208,7 +209,8 @@ def symmetric(case: Case) -> Iterator[Suspicion]:
     for place in places:
         name = rms.names[place]
         rank = _rank_of(chart, name)
-        if rank is not None and 0.5 < rank <= _ALIKE:
+        # One column that is far larger than all others makes a rank of one too.
+        if rank is not None and 0.5 < rank <= _ALIKE and not inputs_are_large(chart):
             yield _same(chart, name, 0.85, {"rank": rank}, "its units all put out the same")
             return
         if rms.opening[0, place] == 0 and _never_moves(case, name):

@@ -20,7 +20,7 @@ def not_cleared(case: Case) -> Iterator[Suspicion]:
     chart = case.chart
     steps, cosines = middle(chart.table("update", "cosine"), matrices(chart, chart.table("update", "cosine")))
     at, norms = column(chart.scalar("gradient_norm"))
-    if len(cosines) < 2 or len(norms) < 5 or not (cosines[-2:] > 0.9).all():
+    if len(cosines) < 2 or len(norms) < 5 or not (cosines[-2:] > 0.9).all() or not norms[-1] > 0:
         return
     low = np.flatnonzero(cosines <= 0.8)
     # The first look has no gradient before it to compare with.
@@ -28,6 +28,8 @@ def not_cleared(case: Case) -> Iterator[Suspicion]:
     before = norms[at < agree_since][-10:]
     usual = float(np.median(before)) if len(before) >= 3 else float(norms[at >= agree_since][0])
     recent = float(np.median(norms[-3:]))
+    if not usual > 0:
+        return
     is_pinned = len(norms) >= 20 and len(cosines) >= 3 and bool(np.ptp(norms[-20:]) < 1e-3 * recent)
     if (not recent > 2.5 * usual and not (is_pinned and _batches_differ(chart))) or _falls_for_ever(case):
         return

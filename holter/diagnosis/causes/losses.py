@@ -108,6 +108,9 @@ def wrong_sign(case: Case) -> Iterator[Suspicion]:
     fallen = losses[start:]
     if len(fallen) < 5:
         return
+    is_whole = chart.scalar("loss").seen == len(chart.scalar("loss")) and not chart.resumed
+    if start < 3 and not is_whole:
+        return  # what it was at first is not known any more
     mirrored, guess = _mirrored(chart, losses, start), guess_loss(chart)
     since = int(steps[start])
     growth = _growth(chart.scalar("gradient_norm").since(since)[:, 0])
@@ -151,7 +154,9 @@ def _mirrored(chart: Chart, losses: Floats, start: int) -> bool:
         before = losses[max(0, start - 12) : start]
         was = float(np.median(before))
         # What goes down through zero is as near to it before as after.
-        return 0.5 < first / was < 2.0 and was > 4 * float(spread(before[:, None])[0]) and was > 0.5 * before.max()
+        return (
+            0.5 * was < first < 2.0 * was and was > 4 * float(spread(before[:, None])[0]) and was > 0.5 * before.max()
+        )
     should = guess_loss(chart) if label_entropies(chart)[1] >= 0 else target_power(chart)
     return bool(0.6 < first / should < 3.0) if should > 0.05 else False
 

@@ -54,7 +54,7 @@ def no_clip(case: Case) -> Iterator[Suspicion]:
         min(0.9, 0.55 + 0.1 * len(spikes)),
         evidence={"spikes": len(spikes), "largest": largest, "p90": limit},
         advice=f"{len(spikes)} steps had a gradient up to {largest:.0f} times the usual, and nothing clips it: call "
-        f" monitor.clip_grad_norm_({number(limit)}) before optimizer.step().",
+        f"monitor.clip_grad_norm_({number(limit)}) before optimizer.step().",
         check="It worked if such steps no longer show in the loss.",
     )
 
@@ -77,13 +77,17 @@ def tight_clip(case: Case) -> Iterator[Suspicion]:
         return
     if len(times) < 10 or not (times[-10:] > 1).all() or not np.median(times[-20:]) > _TIGHT:
         return
+    _, ratios = middle(case.chart.table("update", "ratio"), matrices(case.chart, case.chart.table("update", "ratio")))
+    if is_adaptive(case.chart) and len(ratios) and not np.median(ratios[-3:]) < 1e-4:
+        return  # Adam's steps do not depend on the length of the gradient, as long as that is the same
     below = np.flatnonzero(~(times > 0.5 * _TIGHT))
     since = int(steps[below[-1] + 1]) if len(below) and below[-1] + 1 < len(steps) else int(steps[0])
     if case.step - since < 10:
         return
     _, norms = column(case.chart.scalar("clip_norm"))
     limit = float(case.chart.scalar("clip_max_norm").values[-1, 0])
-    better = float(np.nanquantile(norms[-100:], 0.9))
+    lately = norms[-100:][np.isfinite(norms[-100:])]
+    better = float(np.quantile(lately, 0.9)) if len(lately) else 1.0
     yield Suspicion(
         "clipping-too-tight",
         "optimizer",

@@ -27,6 +27,8 @@ def unexplained(case: Case) -> Iterator[Suspicion]:
         if lost is not None:
             yield _unknown(case, name, lost, float("inf"), True)
             return
+        if name == "loss" and (case.chart.scalar(name).values <= 0).any():
+            continue  # one that may be negative has no level to be a multiple of
         size = float(case.chart.scalar(name).values[-1, 0]) if len(case.chart.scalar(name)) else 0.0
         for event in case.events.of(name, direction=1, since=case.step - 200):
             if event.until is None and event.values >= _LASTING and event.factor >= warns and size > least:

@@ -196,9 +196,10 @@ def slowed_down(case: Case) -> Iterator[Suspicion]:
     level = float(np.median(times[-_BEFORE - _STEPS : -_STEPS]))
     opening = float(np.median(chart.scalar("step_time").opening[8:, 0]))
     usual = min(level, opening)
-    if not np.median(late) > _SLOW * usual or not np.quantile(late, 0.1) > 1.4 * usual:
+    least = 1 / (1 - case.limits.throughput_drop)
+    if not np.median(late) > least * usual or not np.quantile(late, 0.1) > 1.4 * usual:
         return
-    is_slow = times > 0.5 * (1 + _SLOW) * usual
+    is_slow = times > 0.5 * (1 + least) * usual
     place = _begun(is_slow, gap=2)
     before = times[max(0, place - _BEFORE) : place]
     slow = times[place:]
@@ -220,6 +221,7 @@ def slowed_down(case: Case) -> Iterator[Suspicion]:
         since,
         0.85,
         Kind.PATTERN,
+        severity="critical" if now > was / (1 - case.limits.critical_throughput_drop) else "warning",
         evidence={"before": was, "now": now, "stage": stage, "throttled": is_hot},
         advice=f"A step takes {duration(now)} since step {since:,}, {duration(was)} before, with as much in a batch"
         f"{f'; most of it is in {stage}' if stage else ''}"

@@ -299,7 +299,7 @@ def _lost_share(chart: Chart, series: Series, half: list[int]) -> tuple[Floats, 
 
 def _rate_counts(chart: Chart) -> bool:
     _, rates = rate_of(chart)
-    return not len(rates) or bool(rates[-1] > 0.2 * rates.max())
+    return not len(rates) or bool(rates[-1] > 0.2 * max(rates.max(), chart.peak_rate))
 
 
 RULES = (overflow, underflow, update_lost)

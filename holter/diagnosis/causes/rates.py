@@ -24,17 +24,21 @@ def jump(case: Case) -> Iterator[Suspicion]:
     steps, rates = rate_of(case.chart)
     if len(rates) < 6 or not (rates > 0).all() or rates.max() == rates.min():
         return
-    ratios = rates[1:] / rates[:-1]
+    ratios, peaks = rates[1:] / rates[:-1], column(case.chart.peaks)[1]
+    if len(peaks) != len(rates):
+        return
     for place in np.flatnonzero(ratios >= 2.0)[-3:] + 1:
         calm = ratios[max(0, place - 5) : place - 1]
         if len(calm) < 3 or (calm > _SMOOTH).any():
             continue  # a warm-up grows by large factors in its first steps
         since, factor = int(steps[place]), float(ratios[place - 1])
-        above = float(rates[place] / rates[:place].max())
+        above = float(rates[place] / peaks[place])
+        if above < 1.5:
+            continue  # it has been there before: a cycle, or a restart
         hurt = harm(case, since)
         if hurt is None and not (above >= 8 and case.step - since >= 4):
             continue
-        score = 0.95 if hurt is not None and above >= 1.5 else 0.7 if above >= 1.5 else 0.55
+        score = 0.95 if hurt is not None else 0.7
         yield Suspicion(
             "lr-jump",
             "lr",
@@ -60,7 +64,8 @@ def too_high(case: Case) -> Iterator[Suspicion]:
     if not early.any() or chart.resumed:
         return
     with np.errstate(all="ignore"):
-        largest = float(np.nanmax(median(sizes[early].T))) if np.isfinite(sizes[early]).any() else np.nan
+        typical = median(sizes[early].T)
+        largest = float(np.max(typical[np.isfinite(typical)], initial=0.0))
     bad = _does_not_come_down(case)
     if bad is None and largest > 1:
         bad = _thrown_up(case)
@@ -128,7 +133,7 @@ def too_low(case: Case) -> Iterator[Suspicion]:
     _, rates = rate_of(chart)
     if len(rates) > 10 and rates[-1] > 1.05 * rates[-11]:
         return  # it is being warmed up
-    if len(rates) and rates[-1] < 0.5 * rates.max():
+    if len(rates) and rates[-1] < 0.5 * max(rates.max(), chart.peak_rate):
         return  # it has come down from where it worked
     _, norms = column(chart.scalar("gradient_norm"))
     if len(norms) >= 20 and np.ptp(norms[-20:]) < 1e-3 * np.median(norms[-20:]):
@@ -181,7 +186,7 @@ def runs_away(case: Case) -> Iterator[Suspicion]:
     )
     if not peak > 0:
         return
-    at_floor = rates <= (0.02 if chart.total_steps else 1e-6) * peak
+    at_floor = rates <= 0.02 * peak
     if not at_floor[-_AT_FLOOR:].all() or len(at_floor) < _AT_FLOOR:
         return
     if rates[-1] > 1e-3 * peak and np.ptp(rates[-_AT_FLOOR:]) > 1e-3 * rates[-1]:
@@ -189,8 +194,11 @@ def runs_away(case: Case) -> Iterator[Suspicion]:
     place = len(at_floor) - int(np.argmin(at_floor[::-1])) if not at_floor.all() else 0
     since = int(steps[place])
     planned = chart.total_steps
-    if planned is not None and since > 0.6 * planned:
-        return
+    if planned is not None and not planned >= 1.9 * since:
+        return  # twice as often is the least there is
+    gone = case.step - chart.first_step
+    if planned is None and (rates[-1] > 1e-6 * peak or case.step - since < max(40, 0.3 * gone)):
+        return  # many a schedule ends at its floor; this training goes on there
     times = round(planned / max(since, 1)) if planned else None
     yield Suspicion(
         "scheduler-stepped-too-often",
@@ -200,7 +208,7 @@ def runs_away(case: Case) -> Iterator[Suspicion]:
         Kind.FACT if planned else Kind.PATTERN,
         evidence={"peak": peak, "rate": float(rates[-1]), "planned_steps": planned},
         advice=f"The rate has fallen from {number(peak)} to {number(float(rates[-1]))} by step {since}"
-        + (f" of {planned}: the scheduler steps about {times} times too often." if times else ".")
+        + (f" of {planned}: the scheduler steps about {times} times too often." if planned else ", and stays there.")
         + " Call scheduler.step() once an optimizer step, or once an epoch if its plan counts epochs.",
         check="It worked if the rate reaches its floor at the end of the plan.",
     )

@@ -29,7 +29,6 @@ _NEVER = 200  # steps after which a loss that never left the guess is told
 _BATCHES = 16  # that show whether they are alike
 _APART = 0.35  # of the variance of targets, between batches
 _FEW_CLASSES = 0.35  # of those that there are: a stage of a curriculum has more
-_RISE = 0.1  # of a validation loss
 
 
 # Labels that tell nothing -----------------------------------------------------------------------------------------
@@ -242,8 +241,8 @@ def _diverged(case: Case, name: str, series: Series) -> Iterator[Suspicion]:
     if len(late) < 2 or not lowest > 0 or case.step - int(steps[-1]) > 3 * int(np.max(np.diff(steps))):
         return
     noise = 1.4826 * float(np.median(np.abs(np.diff(values[: place + 2])))) if place >= 3 else 0.0
-    rise = float(np.median(late[-3:])) - lowest
-    if not rise > max(_RISE * lowest, 1.0 * noise) or not (late[-2:] > lowest + 0.5 * rise).all():
+    rise, allowed = float(np.median(late[-3:])) - lowest, case.limits.validation_rise
+    if not rise > max(allowed * lowest, 1.0 * noise) or not (late[-2:] > lowest + 0.5 * rise).all():
         return
     at, least = int(steps[place]), min(32, len(training) // 4)
     around = training.before(at + 1, least)
@@ -254,7 +253,7 @@ def _diverged(case: Case, name: str, series: Series) -> Iterator[Suspicion]:
         "overfitting",
         "data",
         at,
-        0.9 if rise > 2 * _RISE * lowest else 0.75,
+        0.9 if rise > 2 * allowed * lowest else 0.75,
         evidence={"lowest": lowest, "now": lowest + rise, "training_then": then, "training_now": now},
         advice=f"{name} was lowest at step {at:,} ({number(lowest)}) and has risen by {share(rise / lowest)} since, "
         f"while the training loss fell from {number(then)} to {number(now)}: stop there and keep that checkpoint, or "

@@ -100,25 +100,20 @@ def _dead_by_gradient(case: Case) -> Suspicion | None:
     full = [p for p in places if (recent[:, p] == 1).all()]
     if full:  # nothing gets through: all that comes before the dead ones has no gradient either
         return _fully_dead(case, zeros, full)
-    limit = 0.9 if 0 < _batch_size(chart) < 8 else _DEAD_AT_ONCE
     for place in sorted(places, key=lambda p: chart.depth.get(zeros.names[p], len(chart.depth))):
         column = zeros.values[:, place]
         since = began(zeros.steps, column >= _DEAD_LASTING)
         was = zeros.before(since or 0, most=32)[:, place]
         rose = len(was) < 4 or float(median(was[:, None])[0]) < 0.5 * float(np.median(recent[:, place]))
-        if since is not None and rose and np.median(recent[:, place]) >= limit and np.std(recent[:, place]) < 0.1:
-            return _dead(case, owner(zeros.names[place]), zeros.names[place], float(np.median(recent[:, place])), since)
+        part = float(np.median(recent[:, place]))
+        if since is not None and rose and part >= _DEAD_AT_ONCE and np.std(recent[:, place]) < 0.1:
+            return _dead(case, owner(zeros.names[place]), zeros.names[place], part, since)
     return None
 
 
 def _is_of_units(chart: Chart, name: str) -> bool:
     shape = chart.shape(name)
     return len(shape) == 1 and shape[0] >= 4 and chart.part(name) not in ("embedding", "output")
-
-
-def _batch_size(chart: Chart) -> float:
-    sizes = chart.scalar("batch/size")
-    return float(sizes.values[-1, 0]) if len(sizes) else 0.0
 
 
 def _fully_dead(case: Case, zeros: Series, places: list[int]) -> Suspicion | None:

@@ -300,6 +300,7 @@ def not_written(case: Case) -> Iterator[Suspicion]:
         # Where most tensors hardly change the rate is too small for the format: that is another cause.
         if others >= 0.5 and _has_gradient_values(chart, name) and _format_is_fine(chart, name, unchanged):
             yield _unwritten(chart, name, unchanged, planned, place)
+            return
 
 
 def _has_gradient_values(chart: Chart, name: str) -> bool:
