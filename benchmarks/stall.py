@@ -21,7 +21,6 @@ import holter
 from benchmarks.watched import thread_seconds
 from holter.journal import Journal
 
-
 WARM_UP = 6000  # steps in which the advance of a run is spent: what follows is how it goes on
 
 

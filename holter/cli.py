@@ -215,19 +215,23 @@ def _are(roles: list[str]) -> str:
 @click.option("--fail-on", type=click.Choice(_SEVERITIES), help="Exit with code 2 on a finding this severe, or more.")
 def diagnose(run: Path, as_json: bool, fail_on: str | None) -> None:
     """Say what is wrong with RUN: the cause, where, since when, and what to change."""
+    from holter.diagnosis.convergence import outlook
     from holter.diagnosis.health import check_health
     from holter.run import open_run
 
     opened = open_run(run)
     findings, checks = opened.findings, check_health(opened.history, opened.layers)
+    planned = opened.info.get("total_steps")
+    going = outlook(*opened.history.latest().scalar("loss"), planned if isinstance(planned, int) else None)
     if as_json:
-        _print_json({"findings": findings, "health": checks})
+        _print_json({"findings": findings, "health": checks, "outlook": going})
     else:
-        from holter.diagnosis.render import render_findings, render_health
+        from holter.diagnosis.render import render_findings, render_health, render_outlook
 
         console = _console()
         console.print(render_findings(findings, len(opened.history)))
         console.print(render_health(checks))
+        console.print(render_outlook(going))
     if fail_on is not None and any(_SEVERITIES.index(one.severity) >= _SEVERITIES.index(fail_on) for one in findings):
         raise SystemExit(2)
 

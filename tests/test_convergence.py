@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from holter.diagnosis.convergence import forecast, is_flat
+from holter.diagnosis.convergence import forecast, is_flat, outlook
 from holter.diagnosis.thresholds import Thresholds
 
 
@@ -71,3 +71,14 @@ def test_thresholds_are_one_object() -> None:
     assert Thresholds(update_ratio_high=0.2).update_ratio_high == 0.2
     with pytest.raises(ValueError, match="loss_spike=-1"):
         Thresholds(loss_spike=-1)
+
+
+def test_an_outlook_is_for_the_end_of_the_plan_or_for_as_many_steps_again() -> None:
+    steps = np.arange(200)
+    losses = 1.0 + 3.0 * (steps + 1.0) ** -0.5
+    planned, unplanned = outlook(steps, losses, 1000), outlook(steps, losses, None)
+    assert planned.forecast is not None and planned.forecast.step == 999 and not planned.is_flat
+    assert planned.forecast.low <= 1.0 + 3.0 * 1000**-0.5 <= planned.forecast.high
+    assert unplanned.forecast is not None and unplanned.forecast.step == 398
+    assert outlook(steps, losses, 200).forecast is None, "the plan is over"
+    assert outlook(steps, np.full(200, 2.0), None).is_flat

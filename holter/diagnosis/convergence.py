@@ -24,6 +24,20 @@ class Forecast:
     high: float
 
 
+@dataclass(frozen=True)
+class Outlook:
+    """How the loss goes on: whether it has stopped falling, and where it is expected at the end of the plan, or after
+    as many steps again where there is none."""
+
+    is_flat: bool
+    forecast: Forecast | None
+
+
+def outlook(steps: Integers, losses: Floats, total_steps: int | None) -> Outlook:
+    at = total_steps - 1 if total_steps is not None else 2 * int(steps[-1]) if len(steps) else 0
+    return Outlook(is_flat(losses), forecast(steps, losses, at))
+
+
 def forecast(steps: Integers, losses: Floats, at: int) -> Forecast | None:
     """Fits a + b t^-c to the curve so far; None where there is too little of it.
 

@@ -61,7 +61,7 @@ def _weights(history: History, limits: Thresholds) -> Iterator[_Told]:
         return
     _, _, values = history.series("weight", "rms")
     with np.errstate(all="ignore"):
-        grown = values[1:] / values[:-1]
+        grown = np.where(values[:-1] > 1e-6, values[1:] / values[:-1], 1.0)  # a bias may begin at zero
         jump = float(np.nanmax(grown, initial=1.0)) if grown.size else 1.0
         last = values[-1][values[-1] > 0]
     yield "weight_growth", jump > limits.weight_growth, f"{number(jump)} times between two looks"

@@ -9,6 +9,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from holter.diagnosis.convergence import Outlook
 from holter.diagnosis.finding import Finding
 from holter.diagnosis.health import Check
 from holter.words import number, printable
@@ -33,6 +34,18 @@ def render_health(checks: Sequence[Check]) -> RenderableType:
         mark, style = _MARKS[check.state]
         grid.add_row(Text(mark, style), Text(check.name), Text(printable(check.text), "dim"))
     return Group(Text("health", "bold"), Padding(grid, (0, 0, 0, 1)))
+
+
+def render_outlook(found: Outlook) -> RenderableType:
+    """Where the loss is going."""
+    said = ["The loss has stopped falling."] if found.is_flat else []
+    if found.forecast is not None:
+        one = found.forecast
+        said.append(
+            f"At step {one.step:,} the loss is expected at {number(one.loss)}, and in nine of ten cases between "
+            f"{number(one.low)} and {number(one.high)}."
+        )
+    return Group(Text("outlook", "bold"), Padding(Text(" ".join(said)), (0, 0, 0, 1))) if said else Text("")
 
 
 def _paragraph(finding: Finding) -> list[RenderableType]:
