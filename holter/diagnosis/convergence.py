@@ -87,7 +87,7 @@ def is_flat(losses: Floats, within: float = 0.01) -> bool:
     before, after = losses[-2 * quarter : -quarter], losses[-quarter:]
     gain = float(np.median(before) - np.median(after))
     error = 1.2533 * float(np.hypot(before.std(), after.std())) / np.sqrt(quarter)  # of a difference of medians
-    return gain < max(within * abs(float(np.median(before))), 0.0) and gain < 3 * error
+    return bool(gain < within * abs(float(np.median(before))) and gain <= 3 * error) or gain <= 0
 
 
 def _reduced(steps: Integers, losses: Floats) -> tuple[Floats, Floats]:
