@@ -175,7 +175,7 @@ class Background(Generic[Item]):
                 if self._closing:
                     return False
             if was_asleep and self._idle:  # outside the lock: it may touch a disk that hangs
-                self._quietly(self._idle)
+                self._quietly(self._give_sign_of_life)
 
     def _do(self, item: Item) -> float | None:
         try:
@@ -184,6 +184,13 @@ class Background(Generic[Item]):
             self.dropped += 1
             self._quietly(partial(self._failed, error))
             return None
+
+    def _give_sign_of_life(self) -> None:
+        assert self._idle is not None
+        try:
+            self._idle()
+        except Exception as error:  # a sign of life that cannot be given is told like work that failed
+            self._failed(error)
 
     def _quietly(self, call: Callable[[], None]) -> None:
         try:
