@@ -17,10 +17,10 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor
 
 from holter.demo_model import ByteGPT
+from holter.demo_progress import progress_on
 from holter.monitor import Monitor
 from holter.remedies import get_linear_schedule_with_warmup
 from holter.watching import watch
@@ -132,25 +132,9 @@ _LINES = 10  # that are printed where there is no terminal
 
 @contextmanager
 def shown_on(console: Console, steps: int) -> Iterator[OnStep]:
-    """An `on_step` that shows the training: a live bar in a terminal, a line now and then elsewhere."""
-    if not console.is_terminal:
-        yield lambda _, step: _print_line(console, step, steps)
-        return
-    columns = (
-        TextColumn("step {task.completed:>3.0f}/{task.total:.0f}"),
-        BarColumn(bar_width=None),
-        TextColumn("{task.description}"),
-        TimeRemainingColumn(compact=True),
-    )
-    with Progress(*columns, console=console, expand=True) as bar:
-        task = bar.add_task("", total=steps)
-        yield lambda _, step: bar.update(task, completed=step.number + 1, description=_describe(step))
-
-
-def _print_line(console: Console, step: Step, steps: int) -> None:
-    done = step.number + 1
-    if done == 1 or done == steps or done % max(1, steps // _LINES) == 0:
-        console.print(f"step {done:>3}/{steps}  {_describe(step)}")
+    """An `on_step` that shows the training."""
+    with progress_on(console, steps, _LINES) as show:
+        yield lambda _, step: show(step.number + 1, _describe(step))
 
 
 def _describe(step: Step) -> str:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from rich.console import Console, Group
 from rich.panel import Panel
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
+from holter.demo_progress import progress_on
 from holter.diagnosis.doctor import Doctor
 from holter.diagnosis.finding import Finding
 from holter.diagnosis.render import render_findings
@@ -82,26 +82,9 @@ class Bedside:
 
 @contextmanager
 def steps_on(console: Console, steps: int) -> Iterator[OnStep]:
-    """Shows the training: a live bar in a terminal, a line now and then elsewhere."""
-    if not console.is_terminal:
-        yield lambda step, scalars: _print_line(console, step, steps, scalars)
-        return
-    columns = (
-        TextColumn("step {task.completed:>3.0f}/{task.total:.0f}"),
-        BarColumn(bar_width=None),
-        TextColumn("{task.description}"),
-        TimeRemainingColumn(compact=True),
-    )
-    with Progress(*columns, console=console, expand=True) as bar:
-        task = bar.add_task("", total=steps)
-
-        yield lambda step, scalars: bar.update(task, completed=step + 1, description=_describe(scalars))
-
-
-def _print_line(console: Console, step: int, steps: int, scalars: Mapping[str, float]) -> None:
-    done = step + 1
-    if done in (1, steps) or (done % max(1, steps // _LINES) == 0 and steps - done > _LINES):
-        console.print(f"step {done:>3}/{steps}  {_describe(scalars)}")
+    """Shows the training."""
+    with progress_on(console, steps, _LINES) as show:
+        yield lambda step, scalars: show(step + 1, _describe(scalars))
 
 
 def _describe(scalars: Mapping[str, float]) -> str:
