@@ -71,3 +71,22 @@ def test_the_command_shows_every_limit() -> None:
     assert len(names) >= 20 and all(name in printed for name in names)
     assert {line["name"]: line["value"] for line in told}["critical_norm"] == 1000.0
     assert all(line["means"] and line["requirement"] for line in told)
+
+
+def test_a_norm_far_above_itself_is_told_only_beyond_the_critical_one() -> None:
+    def found(size: float) -> list[tuple[str, str]]:
+        doctor = Doctor({}, outer.RULES)
+        for step in range(STEPS):
+            norm = (1.0 if step < ONSET else size) * (1 + 0.05 * np.sin(step))
+            doctor.take(Record(step, float(step), {"loss": 2.0, "gradient_norm": norm}))
+        doctor.finish()
+        return [(one.cause, str(one.evidence["series"])) for one in doctor.findings]
+
+    assert found(5000.0) == [("unknown", "gradient_norm")]
+    assert found(50.0) == [], "the loss does not mind"
+
+
+def test_a_loss_that_crosses_zero_has_not_grown() -> None:
+    """Of a critic or a likelihood: on a log scale twelve positive losses after negative ones would be endless."""
+    values = [-1.0 + 0.01 * np.sin(step) if step < ONSET else 1.0 for step in range(STEPS)]
+    assert findings([float(value) for value in values]) == ()

@@ -251,15 +251,6 @@ def test_a_next_doctor_that_cannot_be_made_is_reported(
     examined.close(PATIENCE)
 
 
-def test_a_fault_that_is_not_contained_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Planted: the doctor is asked on the training thread, without a guard."""
-    monkeypatch.setattr(holter.Monitor, "_log", lambda self, *_: self._examination._doctor.finish(1))
-    sick = Sick(False)
-    with pytest.raises(TypeError):
-        sick.train(1)
-    sick.monitor.close()
-
-
 def _slow(seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Doctor, "take", lambda self, record: time.sleep(seconds))
 

@@ -102,7 +102,7 @@ def _near_the_limit(chart: Chart, since: int) -> tuple[str | None, float]:
     if not rows.any():
         return None, float("nan")
     with np.errstate(all="ignore"):
-        bad = np.nanmax(near.values[rows], axis=0) > 0
+        bad = np.fmax.reduce(near.values[rows], axis=0) > 0
     tops, broken = chart.table("activation", "abs_max"), chart.table("activation", "nonfinite")
     bad |= np.nanmax(np.nan_to_num(broken.values[rows]), axis=0) > 0
     layers = [name for name, is_bad in zip(near.names, bad.tolist(), strict=True) if is_bad]
