@@ -13,7 +13,7 @@ from holter.diagnosis.causes import RULES
 from holter.diagnosis.doctor import Doctor
 from holter.run import open_run
 
-# Quick ones: of the rate, the optimizer, the loop, the wiring, the data and the loss. The others need a longer training.
+# Quick ones: of the rate, the optimizer, the loop, the wiring, the data and the loss. Others need longer trainings.
 SICK = (
     "lr-jump/mlp/momentum/dev-1",
     "clipping-too-tight/mlp/momentum/dev-1",
