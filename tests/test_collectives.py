@@ -31,6 +31,9 @@ pytestmark = pytest.mark.skipif(
 def ddp(tmp_path: Path) -> Iterator[Any]:
     distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     yield nn.parallel.DistributedDataParallel(nn.Linear(50, 50))
+    # gloo's thread needs the interpreter to let go of the last reduction. Whoever destroys the group before that holds
+    # the interpreter and waits for that thread: both for ever.
+    time.sleep(0.1)
     distributed.destroy_process_group()
 
 
