@@ -22,40 +22,78 @@ TINY = 1e-30  # on a log scale, what is smaller counts as this much
 
 
 class Series:
-    """The values of several layers at the steps at which they were known: [n, layers], the latest last."""
+    """The values of several layers at the steps at which they were known: [n, layers], the latest last.
+
+    What is added waits until somebody looks: numpy takes as long for one step as for many.
+    """
 
     def __init__(self, names: Sequence[str]) -> None:
         self.names = tuple(names)
-        self.seen = 0  # values so far, kept or not
+        self._waiting: list[tuple[int, Floats]] = []
         self._steps = np.zeros(_FIRST, dtype=np.int64)
         self._values = np.full((_FIRST, len(self.names)), np.nan)
-        self._count = 0
-        self.opening_steps = np.zeros(0, dtype=np.int64)
-        self.opening = np.zeros((0, len(self.names)))
+        self._count = self._seen = 0
+        self._opening_steps = np.zeros(0, dtype=np.int64)
+        self._opening = np.zeros((0, len(self.names)))
 
     def __len__(self) -> int:
-        return min(self._count, RECENT)
+        return min(self._count + len(self._waiting), RECENT)
 
     def add(self, step: int, values: Floats) -> None:
-        if self._count == 2 * RECENT:  # the older half goes; so the kept ones always lie in one piece
-            self._steps[:RECENT], self._values[:RECENT] = self._steps[RECENT:], self._values[RECENT:]
-            self._count = RECENT
-        elif self._count == len(self._steps):  # most series have few values: room is made as they come
+        self._waiting.append((step, values))
+        if len(self._waiting) >= OPENING:
+            self._settle()
+
+    def extend(self, steps: Integers, values: Floats) -> None:
+        """Several steps at once, no more than RECENT: [k] and [k, layers]."""
+        self._settle()
+        if self._seen < OPENING:
+            more = slice(0, OPENING - self._seen)
+            self._opening_steps = np.concatenate([self._opening_steps, steps[more]])
+            self._opening = np.concatenate([self._opening, values[more]])
+        if self._count + len(steps) > 2 * RECENT:  # the older ones go; so the kept ones always lie in one piece
+            kept = slice(self._count - RECENT + len(steps), self._count)
+            self._count = RECENT - len(steps)
+            self._steps[: self._count] = self._steps[kept].copy()
+            self._values[: self._count] = self._values[kept].copy()
+        while self._count + len(steps) > len(self._steps):  # most series have few values: room is made as they come
             self._steps = np.concatenate([self._steps, np.zeros_like(self._steps)])
             self._values = np.concatenate([self._values, np.full_like(self._values, np.nan)])
-        self._steps[self._count], self._values[self._count] = step, values
-        self._count += 1
-        self.seen += 1
-        if self.seen <= OPENING:
-            self.opening_steps, self.opening = self.steps.copy(), self.values.copy()
+        place = slice(self._count, self._count + len(steps))
+        self._steps[place], self._values[place] = steps, values
+        self._count += len(steps)
+        self._seen += len(steps)
+
+    def _settle(self) -> None:
+        if self._waiting:
+            steps, values = zip(*self._waiting, strict=True)
+            self._waiting.clear()
+            self.extend(np.array(steps, dtype=np.int64), np.array(values))
 
     @property
     def steps(self) -> Integers:
+        self._settle()
         return self._steps[max(0, self._count - RECENT) : self._count]
 
     @property
     def values(self) -> Floats:
+        self._settle()
         return self._values[max(0, self._count - RECENT) : self._count]
+
+    @property
+    def opening_steps(self) -> Integers:
+        self._settle()
+        return self._opening_steps
+
+    @property
+    def opening(self) -> Floats:
+        self._settle()
+        return self._opening
+
+    @property
+    def seen(self) -> int:
+        """Values so far, kept or not."""
+        return self._seen + len(self._waiting)
 
     def since(self, step: int) -> Floats:
         """Values at this step and later."""
@@ -73,12 +111,13 @@ class Series:
         columns = [place.get(name, -1) for name in wider.names]
         known = np.array([column >= 0 for column in columns], dtype=bool)
         chosen = [column for column in columns if column >= 0]
-        wider._steps, wider._count, wider.seen = self._steps.copy(), self._count, self.seen
+        self._settle()
+        wider._steps, wider._count, wider._seen = self._steps.copy(), self._count, self._seen
         wider._values = np.full((len(self._values), len(names)), np.nan)
         wider._values[:, known] = self._values[:, chosen]
-        wider.opening_steps = self.opening_steps
-        wider.opening = np.full((len(self.opening), len(names)), np.nan)
-        wider.opening[:, known] = self.opening[:, chosen]
+        wider._opening_steps = self._opening_steps
+        wider._opening = np.full((len(self._opening), len(names)), np.nan)
+        wider._opening[:, known] = self._opening[:, chosen]
         return wider
 
 
@@ -95,11 +134,20 @@ def spread(values: Floats) -> Floats:
 
 def slope(steps: Integers, values: Floats) -> float:
     """Per step, by least squares over the finite values; NaN where there are fewer than three."""
+    return float(slopes(steps, values[:, None])[0])
+
+
+def slopes(steps: Integers, values: Floats) -> Floats:
+    """The same of several series: [n] and [n, k] to [k]."""
     usable = np.isfinite(values)
-    if usable.sum() < 3:
-        return float("nan")
-    x, y = steps[usable] - steps[usable].mean(), values[usable]
-    return float(x @ (y - y.mean()) / (x @ x)) if (x @ x) > 0 else float("nan")
+    count = usable.sum(axis=0)
+    x, y = (
+        np.where(usable, part - np.where(usable, part, 0.0).sum(axis=0) / np.maximum(count, 1), 0.0)
+        for part in (steps[:, None].astype(np.float64), values)
+    )
+    length = (x * x).sum(axis=0)
+    is_known = (count >= 3) & (length > 0)
+    return np.where(is_known, (x * y).sum(axis=0) / np.where(is_known, length, 1.0), np.nan)
 
 
 class Baseline:
@@ -190,3 +238,17 @@ def median(values: Floats) -> Floats:
     columns = np.arange(values.shape[1])
     low, high = ordered[np.maximum(count - 1, 0) // 2, columns], ordered[np.maximum(count, 1) // 2, columns]
     return np.where(count > 0, (low + high) / 2, np.nan)
+
+
+def overall_median(values: Floats) -> float:
+    """Of all of them, NaN if one is or if there are none. As np.median says, in a fifth of its time."""
+    if not values.size:
+        return float("nan")
+    ordered = np.sort(values, axis=None)
+    count = len(ordered)
+    return float(ordered[-1] if np.isnan(ordered[-1]) else (ordered[(count - 1) // 2] + ordered[count // 2]) / 2)
+
+
+def known_median(values: Floats) -> float:
+    """The same without those that are NaN."""
+    return overall_median(values[~np.isnan(values)])

@@ -32,10 +32,10 @@ def fed(records: list[Record]) -> tuple[Chart, Events]:
     for one in records:
         for moment in moments.add(one):
             chart.add(moment)
-            events.add(chart, moment)
+            events.add(moment)
     for moment in moments.finish():
         chart.add(moment)
-        events.add(chart, moment)
+        events.add(moment)
     return chart, events
 
 

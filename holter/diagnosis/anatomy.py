@@ -6,7 +6,9 @@ import math
 import re
 from collections.abc import Collection, Iterable, Sequence
 
-from holter.diagnosis.chart import Chart
+import numpy as np
+
+from holter.diagnosis.chart import Chart, once_a_step
 from holter.series import Flags, Integers
 
 NOT_HIDDEN = ("embedding", "norm", "output")  # parts that no signal only passes through
@@ -97,6 +99,7 @@ def hidden_matrices(chart: Chart, names: Sequence[str]) -> list[int]:
     return sorted(chosen, key=lambda place: chart.depth.get(names[place], end))
 
 
+@once_a_step
 def output_matrix(chart: Chart) -> str | None:
     """The weight that makes the model's output, where it is known; it may be the embedding's."""
     found = [name for name in chart.parameters if chart.part(name) == "output" and chart.is_matrix(name)]
@@ -109,7 +112,5 @@ def began(steps: Integers, holds: Flags) -> int | None:
     """The step since which something has held without a break; None where it does not hold at the last one."""
     if not len(holds) or not holds[-1]:
         return None
-    place = len(holds) - 1
-    while place > 0 and holds[place - 1]:
-        place -= 1
-    return int(steps[place])
+    before = np.flatnonzero(~holds)
+    return int(steps[before[-1] + 1 if len(before) else 0])

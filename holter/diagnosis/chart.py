@@ -6,25 +6,18 @@ It keeps the opening and the recent past of every series, so that a step costs t
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from functools import wraps
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
+from holter.diagnosis.sheet import Sheet
 from holter.record import EXECUTION_ORDER, LayerRows, Record
 from holter.series import Floats, Integers, Series
 
-# What is kept of each role, besides its extras.
-_STATISTICS = {
-    "gradient": ("norm", "zero_share", "nonfinite", "abs_max"),
-    "weight": ("norm", "rms", "std", "nonfinite"),
-    "update": ("norm",),
-    "activation": ("rms", "std", "mean", "abs_max", "zero_share", "count", "nonfinite"),
-    "momentum": ("norm",),
-    "second_moment": ("norm",),
-    "batch": ("count", "mean", "std", "abs_max", "min", "max", "nonfinite"),
-}
+Answer = TypeVar("Answer")
 
 
 @dataclass
@@ -64,6 +57,18 @@ class Moments:
         self._open = None
 
 
+def once_a_step(question: Callable[[Chart], Answer]) -> Callable[[Chart], Answer]:
+    """For what many rules ask of a chart: the answer is kept until the next step."""
+
+    @wraps(question)
+    def answer(chart: Chart) -> Answer:
+        if question not in chart.answers:
+            chart.answers[question] = question(chart)
+        return cast(Answer, chart.answers[question])
+
+    return answer
+
+
 class Chart:
     """`info` is run.json: what is being trained."""
 
@@ -75,11 +80,14 @@ class Chart:
         self.resumed: list[int] = []  # steps at which a segment after the first began
         self.depth: dict[str, int] = {}  # names of modules and parameters in the order in which they run
         self.roles_since: dict[str, int] = {}
+        self.answers: dict[object, object] = {}  # of `once_a_step`
         self.peak_rate = 0.0  # the largest of all steps: series are short
         self.peaks = Series(("peak_rate",))  # what it was before each step
         self._scalars: dict[str, Series] = {}
-        self._tables: dict[tuple[str, str], Series] = {}
+        self._sheets: dict[str, Sheet] = {}
         self._layers = {str(layer.get("name")): layer for layer in info.get("layers", ()) if isinstance(layer, dict)}
+        # Names as they were at the start, from the input to the output where that is known.
+        self.parameters = tuple(self._layers)
         self._matrices = frozenset(name for name in self._layers if len(self.shape(name)) > 1)
 
     def add(self, moment: Moment) -> None:
@@ -89,6 +97,7 @@ class Chart:
             self.segment = moment.segment
             self.resumed.append(moment.step)
         self.step = moment.step
+        self.answers.clear()
         rates = [value for name, value in moment.scalars.items() if name.startswith("learning_rate")]
         if rates:
             self.peaks.add(moment.step, np.array([self.peak_rate]))
@@ -98,30 +107,12 @@ class Chart:
             series.add(moment.step, np.array([value]))
         for role, rows in moment.rows.items():
             self.roles_since.setdefault(role, moment.step)
-            self._add_rows(moment.step, role, rows)
+            sheet = self._sheets.get(role) or self._sheets.setdefault(role, Sheet(role))
+            sheet.add(moment.step, rows)
         if EXECUTION_ORDER in moment.notes and moment.notes[EXECUTION_ORDER].startswith("["):
             names = json.loads(moment.notes[EXECUTION_ORDER])
             self.depth = {str(name): place for place, name in enumerate(names)}
-
-    def _add_rows(self, step: int, role: str, rows: LayerRows) -> None:
-        for statistic in _STATISTICS.get(role, ("norm",)):
-            self._add_values(step, (role, statistic), rows.layers, rows.rows.derive(statistic))
-        for name, values in rows.extras.items():
-            self._add_values(step, (role, name), rows.layers, values)
-
-    def _add_values(self, step: int, key: tuple[str, str], layers: tuple[str, ...], values: Floats) -> None:
-        series = self._tables.get(key)
-        if series is None:
-            series = self._tables[key] = Series(layers)
-        if series.names != layers:
-            known = set(series.names)
-            if not known.issuperset(layers):
-                series = self._tables[key] = series.renamed((*series.names, *(n for n in layers if n not in known)))
-            line = np.full(len(series.names), np.nan)
-            place = {name: index for index, name in enumerate(series.names)}
-            line[[place[name] for name in layers]] = values
-            values = line
-        series.add(step, values)
+            self.parameters = self.in_depth(self._layers)
 
     # For the rules ----------------------------------------------------------------------------------------------
 
@@ -134,7 +125,8 @@ class Chart:
         return {name: series for name, series in self._scalars.items() if name.startswith(prefix)}
 
     def table(self, role: str, statistic: str) -> Series:
-        return self._tables.get((role, statistic)) or Series(())
+        sheet = self._sheets.get(role)
+        return sheet.series(statistic) if sheet is not None else Series(())
 
     def has(self, role: str) -> bool:
         return role in self.roles_since
@@ -157,11 +149,6 @@ class Chart:
 
     def dtype(self, parameter: str) -> str:
         return str(self._layers.get(parameter, {}).get("dtype", ""))
-
-    @property
-    def parameters(self) -> tuple[str, ...]:
-        """Names as they were at the start, from the input to the output where that is known."""
-        return self.in_depth(self._layers)
 
     def is_matrix(self, parameter: str) -> bool:
         return parameter in self._matrices

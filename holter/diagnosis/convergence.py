@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from holter.series import Floats, Integers
+from holter.series import Floats, Integers, overall_median
 
 _BINS = 24  # points that a curve is reduced to before it is fitted
 _EXPONENTS = np.linspace(0.05, 2.0, 40)
@@ -57,7 +57,7 @@ def forecast(steps: Integers, losses: Floats, at: int) -> Forecast | None:
     earlier, earlier_weights = _predictions(x[part], y[part], float(x[-1]))
     missed = abs(float(_quantile(earlier, earlier_weights, 0.5)) - float(y[-1])) if len(earlier) else float(np.ptp(y))
     farther = np.log1p((at - x[-1]) / x[-1]) / np.log1p(0.5)  # than the end was from the first two thirds
-    noise = float(np.median(np.abs(np.diff(y[len(y) // 2 :])))) if len(y) > 6 else 0.0
+    noise = overall_median(np.abs(np.diff(y[len(y) // 2 :]))) if len(y) > 6 else 0.0
     room = 1.6 * missed * farther + 2 * noise
     floor, ceiling = _bracket(steps, losses, at)
     middle = float(np.clip(middle, floor, ceiling))
@@ -85,9 +85,9 @@ def is_flat(losses: Floats, within: float = 0.01) -> bool:
         return False
     quarter = len(losses) // 4
     before, after = losses[-2 * quarter : -quarter], losses[-quarter:]
-    gain = float(np.median(before) - np.median(after))
+    gain = float(overall_median(before) - overall_median(after))
     error = 1.2533 * float(np.hypot(before.std(), after.std())) / np.sqrt(quarter)  # of a difference of medians
-    return bool(gain < within * abs(float(np.median(before))) and gain <= 3 * error) or gain <= 0
+    return bool(gain < within * abs(overall_median(before)) and gain <= 3 * error) or gain <= 0
 
 
 def _reduced(steps: Integers, losses: Floats) -> tuple[Floats, Floats]:
@@ -95,7 +95,7 @@ def _reduced(steps: Integers, losses: Floats) -> tuple[Floats, Floats]:
     x = steps - steps[0] + 1.0
     edges = np.unique(np.geomspace(1, x[-1] + 1, _BINS + 1).round())
     place = np.searchsorted(edges, x, side="right")
-    found = [(float(np.median(x[place == p])), float(np.median(losses[place == p]))) for p in np.unique(place)]
+    found = [(overall_median(x[place == p]), overall_median(losses[place == p])) for p in np.unique(place)]
     points = np.array(found)
     return points[:, 0] + steps[0], points[:, 1]
 

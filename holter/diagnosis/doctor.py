@@ -51,7 +51,7 @@ class Doctor:
 
     def _examine(self, moment: Any) -> None:
         self.chart.add(moment)
-        self.events.add(self.chart, moment)
+        self.events.add(moment)
         step = moment.step
         is_restless = step - self.events.last_outside <= _ALERT or step - self.chart.first_step < _EARLY
         pace = min(max(_QUIET_PACE, (step - self.chart.first_step) // _LENGTHS), _RAREST)

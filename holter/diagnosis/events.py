@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from holter.diagnosis.chart import Chart, Moment
-from holter.series import Baseline, Flags, Floats, logs
+from holter.diagnosis.chart import Moment
+from holter.series import Baseline, Flags, Floats, Integers, logs
+from holter.statistics.rows import STATISTICS
 
 LIMIT = 6.0  # times its usual spread
 LEAST_FACTOR = 1.5  # and at least so many times its level: a series that hardly moves leaves its band easily
@@ -50,21 +51,21 @@ class Event:
 
 
 class Events:
-    """The departures of all watched series: fed with the moments that a chart has taken in."""
+    """The departures of all watched series."""
 
     def __init__(self) -> None:
         self._names: dict[tuple[str, str | None], int] = {}  # series and layer -> its place
         self._by_place: list[tuple[str, str | None]] = []
-        self._places_of: dict[object, list[int]] = {}
+        self._places_of: dict[object, Integers] = {}
         self._baseline = Baseline(0)
         self._now = np.zeros(0, dtype=_DEPARTURE)  # of every series; since -1 while it is inside
         self._sorted: list[Event] | None = None
         self.past: list[Event] = []
         self.last_outside = -1  # the last step at which any series was outside
 
-    def add(self, chart: Chart, moment: Moment) -> None:
+    def add(self, moment: Moment) -> None:
         """All at once: numpy takes as long for one series as for a thousand."""
-        measured: list[tuple[list[int], Floats]] = []
+        measured: list[tuple[Integers, Floats]] = []
         for name in SCALARS:
             if name in moment.scalars:
                 value = moment.scalars[name]
@@ -72,9 +73,10 @@ class Events:
                     continue  # on a log scale it has no size, and one that crosses zero has not grown
                 measured.append((self._places(name, (None,)), np.array([np.inf if np.isnan(value) else value])))
         for role, statistic in TABLES:
-            series = chart.table(role, statistic)
-            if role in moment.rows and len(series) and series.steps[-1] == moment.step:
-                measured.append((self._places(f"{role}/{statistic}", series.names), series.values[-1]))
+            rows = moment.rows.get(role)
+            if rows is not None and (statistic in rows.extras or statistic in STATISTICS):
+                found = rows.extras[statistic] if statistic in rows.extras else rows.rows.derive(statistic)
+                measured.append((self._places(f"{role}/{statistic}", rows.layers), found))
         values = np.full(len(self._names), np.nan)
         for places, found in measured:
             values[places] = found
@@ -94,7 +96,7 @@ class Events:
             self._sorted = sorted([*self.past, *lasting], key=lambda event: event.since)
         return self._sorted if not since else [event for event in self._sorted if event.since >= since]
 
-    def _places(self, name: str, layers: tuple[str | None, ...]) -> list[int]:
+    def _places(self, name: str, layers: tuple[str | None, ...]) -> Integers:
         """Where the series of these layers stand; new ones get a place."""
         known = self._places_of.get((name, layers))
         if known is None:
@@ -102,7 +104,7 @@ class Events:
                 if (name, layer) not in self._names:
                     self._names[name, layer] = len(self._names)
                     self._by_place.append((name, layer))
-            known = self._places_of[name, layers] = [self._names[name, layer] for layer in layers]
+            known = self._places_of[name, layers] = np.array([self._names[name, layer] for layer in layers])
             more = np.zeros(len(self._names) - len(self._now), dtype=_DEPARTURE)
             more["since"] = -1
             self._now = np.concatenate([self._now, more])

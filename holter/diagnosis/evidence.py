@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from holter.diagnosis.chart import Chart, column
+from holter.diagnosis.chart import Chart, column, once_a_step
 from holter.diagnosis.events import Event
 from holter.diagnosis.suspicion import Case
 from holter.series import Floats, Integers, Series, median
@@ -34,6 +34,7 @@ def data_is_usual(case: Case, step: int, around: int = 1) -> bool:
     )
 
 
+@once_a_step
 def rate_of(chart: Chart) -> tuple[Integers, Floats]:
     """The largest rate of any group, step by step."""
     series = [one for name, one in chart.scalars("learning_rate").items() if name.split("/")[0] == "learning_rate"]
@@ -73,6 +74,7 @@ def is_adaptive(chart: Chart) -> bool:
     return chart.has("second_moment")
 
 
+@once_a_step
 def clipping(chart: Chart) -> tuple[Integers, Floats]:
     """How many times its limit the gradient was long, at the steps at which it was clipped; empty without a clip."""
     norms, limits = chart.scalar("clip_norm"), chart.scalar("clip_max_norm")

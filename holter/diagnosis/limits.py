@@ -8,7 +8,7 @@ import numpy as np
 
 from holter.diagnosis.thresholds import Thresholds
 from holter.history import History
-from holter.series import Floats
+from holter.series import Floats, overall_median
 from holter.words import number
 
 _RECENT = 10  # values that stand for "now"
@@ -29,7 +29,7 @@ def _norms(history: History, limits: Thresholds) -> Iterator[_Told]:
     values = _finite(history.scalar("gradient_norm")[1])
     if len(values) < 2 * _RECENT:
         return
-    now, first = float(np.median(values[-_RECENT:])), float(np.median(values[:_RECENT]))
+    now, first = overall_median(values[-_RECENT:]), overall_median(values[:_RECENT])
     yield "exploding_norm", now > limits.exploding_norm, f"gradient norm {number(now)}"
     yield "least_norm", now < limits.least_norm, f"gradient norm {number(now)}"
     if first > 0:
@@ -73,7 +73,7 @@ def _weights(history: History, limits: Thresholds) -> Iterator[_Told]:
 def _times(history: History, limits: Thresholds) -> Iterator[_Told]:
     values = _finite(history.scalar("step_time")[1])
     if len(values) >= 4 * _RECENT:
-        now, usual = float(np.median(values[-_RECENT:])), float(np.median(values[_RECENT:]))
+        now, usual = overall_median(values[-_RECENT:]), overall_median(values[_RECENT:])
         yield "step_time", now > limits.step_time * usual, f"{number(now / usual)} times the usual step"
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from holter.diagnosis.chart import Chart
-from holter.series import Floats, Series
+from holter.diagnosis.chart import Chart, once_a_step
+from holter.series import Floats, Series, known_median, overall_median
 
 OFF = 10.0  # times the size of 1 that layers are initialised for
 _LABELS = ("targets", "target", "labels", "label")  # of a dictionary that holds inputs and labels together
@@ -25,6 +25,7 @@ def targets_of(series: Series) -> list[int]:
     return [place for place, name in enumerate(series.names) if is_target(name)]
 
 
+@once_a_step
 def numeric_inputs(chart: Chart) -> list[int]:
     """Places of the inputs whose size means something: token ids and masks of whole numbers do not count.
 
@@ -47,6 +48,7 @@ def first_inputs(chart: Chart, statistic: str, places: list[int]) -> Floats:
     return found
 
 
+@once_a_step
 def inputs_are_large(chart: Chart) -> bool:
     """Whether the first inputs were far larger than what layers are initialised for."""
     places = numeric_inputs(chart)
@@ -54,6 +56,7 @@ def inputs_are_large(chart: Chart) -> bool:
     return bool((np.hypot(mean, std) > OFF).any())
 
 
+@once_a_step
 def label_entropies(chart: Chart) -> tuple[Series, int]:
     """Of the first tensor of labels that are classes, and its place; -1 where there is none."""
     series = chart.table("batch", "label_entropy")
@@ -63,12 +66,14 @@ def label_entropies(chart: Chart) -> tuple[Series, int]:
     return series, -1
 
 
+@once_a_step
 def classes_in(chart: Chart) -> set[str]:
     """Targets that are classes: of a few examples all may well be of one, and the number of a class is no size."""
     series = chart.table("batch", "label_entropy")
     return {series.names[place] for place in targets_of(series) if np.isfinite(series.opening[:, place]).any()}
 
 
+@once_a_step
 def guess_loss(chart: Chart) -> float:
     """Cross-entropy of who knows nothing but how frequent the classes are, in nats; NaN where labels are not logged.
 
@@ -78,11 +83,12 @@ def guess_loss(chart: Chart) -> float:
     if place < 0:
         return float("nan")
     known = series.values[-64:, place]
-    found = float(np.median(known[np.isfinite(known)]))
+    found = overall_median(known[np.isfinite(known)])
     labels = chart.table("batch", "count").values[-64:, place]
-    return found + (float(np.exp(found)) - 1) / (2 * max(float(np.nanmedian(labels)), 1.0))
+    return found + (float(np.exp(found)) - 1) / (2 * max(known_median(labels), 1.0))
 
 
+@once_a_step
 def classes(chart: Chart) -> int:
     """How many outputs the last layer has; 0 where that is not known, or the labels are no classes of it."""
     matrices = [name for name in chart.parameters if chart.is_matrix(name)]
@@ -97,6 +103,7 @@ def classes(chart: Chart) -> int:
     return int(found)
 
 
+@once_a_step
 def target_power(chart: Chart) -> float:
     """The mean square of targets that are numbers: what a model that puts out zeros loses by it. NaN if not known."""
     means, deviations = chart.table("batch", "mean"), chart.table("batch", "std")
@@ -104,7 +111,7 @@ def target_power(chart: Chart) -> float:
     for place in targets_of(means):
         if not np.isfinite(entropy.opening[:, place]).any():
             squares = means.opening[:, place] ** 2 + deviations.opening[:, place] ** 2
-            return float(np.median(squares[np.isfinite(squares)])) if np.isfinite(squares).any() else float("nan")
+            return overall_median(squares[np.isfinite(squares)]) if np.isfinite(squares).any() else float("nan")
     return float("nan")
 
 

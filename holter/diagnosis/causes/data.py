@@ -19,7 +19,7 @@ from holter.diagnosis.chart import Chart, column
 from holter.diagnosis.events import Event
 from holter.diagnosis.evidence import matrices, middle
 from holter.diagnosis.suspicion import Case, Kind, Suspicion
-from holter.series import Flags, Floats, Integers, Series, logs, spread
+from holter.series import Flags, Floats, Integers, Series, known_median, logs, overall_median, spread
 from holter.words import number, share
 
 _SHORT = 3  # batches in a row that are an accident; more of them are how the data is now
@@ -239,7 +239,7 @@ def _lost_at_first(chart: Chart) -> dict[str, float]:
     losses = first_losses(chart)
     if not len(losses):
         return {}
-    loss, guess, power = float(np.median(losses)), guess_loss(chart), target_power(chart)
+    loss, guess, power = overall_median(losses), guess_loss(chart), target_power(chart)
     if guess > 0 and loss > 1.5 * guess:
         return {"first_loss": loss, "of_a_guess": guess}
     return {"first_loss": loss, "of_zeros": power} if power > 0 and loss > 5 * power else {}
@@ -256,7 +256,7 @@ def _stands_still(chart: Chart) -> dict[str, float]:
     _, losses = column(chart.scalar("loss"))
     if len(losses) < 20 or not np.isfinite(losses).all():
         return {}
-    first, last = float(np.median(losses[:5])), float(np.median(losses[-5:]))
+    first, last = overall_median(losses[:5]), overall_median(losses[-5:])
     return {"first_loss": first, "loss": last} if last > 0.95 * first > 0 else {}
 
 
@@ -301,8 +301,8 @@ def _left(series: Series, place: int, is_size: bool) -> int | None:
         values = np.log(series.values[:, place]) if is_size else series.values[:, place]
         opening = series.opening[:_OPENING, place]
         opening = np.log(opening) if is_size else opening
-    level = float(np.nanmedian(opening))
-    band = 3 * 1.4826 * float(np.nanmedian(np.abs(opening - level)))
+    level = known_median(opening)
+    band = 3 * 1.4826 * known_median(np.abs(opening - level))
     inside = np.flatnonzero(np.abs(values - level) <= max(band, 0.02 if is_size else 1e-12))
     if not len(inside) or inside[-1] + 1 >= len(values):
         return None
@@ -315,7 +315,7 @@ def _risen(chart: Chart, since: int | None) -> float:
     before, now = losses.before(since or 0, 12), losses.values[-_LEVEL:]
     if since is None or len(before) < 3 or not len(now):
         return 0.0
-    was, is_now = float(np.median(before)), float(np.median(now))
+    was, is_now = overall_median(before), overall_median(now)
     return np.inf if not np.isfinite(is_now) else is_now / was if was > 0 else 0.0
 
 
@@ -365,16 +365,17 @@ def _agreeing(case: Case) -> Iterator[Suspicion]:
     since = int(steps[-run - 1] + steps[-run]) // 2 + 1
     before, now = losses.before(int(steps[-run - 1]), 12), losses.values[-3:]
     norms = case.chart.scalar("gradient_norm").since(int(steps[-run]))
-    if not len(before) or not np.median(now) < 0.6 * np.median(before) or (len(norms) and norms[-1] > 2 * norms[0]):
+    was, left = overall_median(before), overall_median(now)
+    if not left < 0.6 * was or (len(norms) and norms[-1] > 2 * norms[0]):
         return
     yield Suspicion(
         "batch-repeated",
         "data",
         since,
         0.6,
-        evidence={"cosine": float(cosines[-1]), "share_of_loss_left": float(np.median(now) / np.median(before))},
+        evidence={"cosine": float(cosines[-1]), "share_of_loss_left": left / was},
         advice=f"Since step {since:,} at the latest successive gradients agree to {cosines[-1]:.2f} and the loss is "
-        f"{share(float(np.median(now) / np.median(before)))} of what it was: one batch may be used again and again. "
+        f"{share(left / was)} of what it was: one batch may be used again and again. "
         "Log inputs=x to be sure, and look at the sampler.",
         check="It worked if the cosine of successive gradients falls back below 0.9.",
     )

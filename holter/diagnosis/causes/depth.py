@@ -16,7 +16,7 @@ from holter.diagnosis.anatomy import fan_in, hidden_matrices, output_matrix, own
 from holter.diagnosis.causes.batches import inputs_are_large
 from holter.diagnosis.chart import Chart
 from holter.diagnosis.suspicion import Case, Kind, Suspicion
-from holter.series import Floats, logs
+from holter.series import Floats, logs, overall_median
 from holter.words import number, times
 
 _ASKED = (2, 5, 10, 20, 35)  # steps after the first at which the start is judged: it does not change any more
@@ -40,7 +40,7 @@ class _Start:
 
     @property
     def usual(self) -> float:
-        return float(np.median(self.gains))
+        return overall_median(self.gains)
 
 
 def initialisation(case: Case) -> Iterator[Suspicion]:

@@ -11,7 +11,7 @@ import numpy as np
 from holter.diagnosis.anatomy import elements, fan_in, is_within, output_matrix, owner
 from holter.diagnosis.chart import Chart
 from holter.diagnosis.suspicion import Case, Kind, Suspicion
-from holter.series import Floats, Integers, logs, median
+from holter.series import Floats, Integers, logs, median, overall_median
 from holter.words import number, times
 
 _FEW_EXAMPLES = 8  # below this, mean and variance of a batch say little about the next one
@@ -103,7 +103,7 @@ def _climbs(chart: Chart) -> Iterator[_Climb]:
             continue
         start, since = _foot(norms.steps, values[:, place])
         grown = values[-1, matrices] - values[start, matrices]
-        usual = float(np.median(np.abs(grown[np.isfinite(grown)]))) if len(matrices) > 2 else 0.0
+        usual = overall_median(np.abs(grown[np.isfinite(grown)])) if len(matrices) > 2 else 0.0
         climbed = float(values[-1, place] - values[start, place])
         gain = float(norms.values[-1, place]) * (fan_in(chart, name) / elements(chart, [name])) ** 0.5
         if climbed > max(np.log10(_CLIMBED), 3 * usual) and gain > _AMPLIFIES:

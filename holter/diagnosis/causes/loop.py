@@ -9,7 +9,7 @@ import numpy as np
 from holter.diagnosis.chart import Chart, column
 from holter.diagnosis.evidence import data_is_usual, matrices, middle, rate_is_flat
 from holter.diagnosis.suspicion import Case, Kind, Suspicion
-from holter.series import Floats, Integers, Series, median
+from holter.series import Floats, Integers, Series, known_median, median, overall_median
 
 
 def not_cleared(case: Case) -> Iterator[Suspicion]:
@@ -26,8 +26,8 @@ def not_cleared(case: Case) -> Iterator[Suspicion]:
     # The first look has no gradient before it to compare with.
     agree_since = int(steps[low[-1] + 1]) if len(low) else min(int(steps[0]), chart.first_step + 1)
     before = norms[at < agree_since][-10:]
-    usual = float(np.median(before)) if len(before) >= 3 else float(norms[at >= agree_since][0])
-    recent = float(np.median(norms[-3:]))
+    usual = overall_median(before) if len(before) >= 3 else float(norms[at >= agree_since][0])
+    recent = overall_median(norms[-3:])
     if not usual > 0:
         return
     is_pinned = len(norms) >= 20 and len(cosines) >= 3 and bool(np.ptp(norms[-20:]) < 1e-3 * recent)
@@ -108,7 +108,7 @@ def _is_longer(chart: Chart, since: int) -> bool:
     """Whether gradients are clearly longer than before: a mean of several is shorter than one of them."""
     series = chart.scalar("gradient_norm")
     before, after = series.before(since, 16)[:, 0], series.since(since)[:6, 0]
-    return len(before) >= 8 and len(after) >= 5 and bool(np.median(after) > 1.5 * np.quantile(before, 0.9))
+    return len(before) >= 8 and len(after) >= 5 and bool(overall_median(after) > 1.5 * np.quantile(before, 0.9))
 
 
 def _rises(case: Case) -> list[int]:
@@ -145,7 +145,10 @@ def _more_batches(chart: Chart, since: int) -> int | None:
     parts = [(whole.before(since, 8), whole.since(since)[:8]), (each.before(since, 8), each.since(since)[:8])]
     if not all(len(before) and len(after) for before, after in parts):
         return None
-    examples, batch = (float(np.nanmedian(after) / np.nanmedian(before)) for before, after in parts)
+    usual = [known_median(before) for before, _ in parts]
+    if not min(usual) > 0:
+        return None
+    examples, batch = (known_median(after) / was for (_, after), was in zip(parts, usual, strict=True))
     return round(examples) if abs(batch - 1) < 0.01 and examples > 1.5 else 1
 
 
@@ -163,9 +166,9 @@ def _step_up(series: Series, step: int) -> float | None:
     before, after = series.before(step, 8), series.since(step)[:8]
     if len(before) < 3 or len(after) < 5:
         return None
-    was, now = float(np.median(before)), float(np.median(after))
+    was, now = overall_median(before), overall_median(after)
     # What grows step by step is something else.
-    at_once = float(np.median(after[:2])) > 0.75 * now and float(np.median(after[-2:])) < 1.33 * now
+    at_once = overall_median(after[:2]) > 0.75 * now and overall_median(after[-2:]) < 1.33 * now
     return now / was if was > 0 and np.isfinite(now) and at_once else None
 
 

@@ -16,7 +16,7 @@ from holter.diagnosis.causes.batches import (
 )
 from holter.diagnosis.chart import Chart, column
 from holter.diagnosis.suspicion import Case, Kind, Suspicion
-from holter.series import Floats, median, spread
+from holter.series import Floats, median, overall_median, spread
 from holter.words import number
 
 _SEEN = 12  # losses within the bounds that two softmaxes leave
@@ -85,8 +85,8 @@ def _stopped_at(losses: Floats, low: float, guess: float) -> bool:
         return False
     late, earlier = losses[-32:], losses[-64:-32]
     near = low + 0.12 * (guess - low)
-    is_flat = np.median(earlier) - np.median(late) < 0.02 * (guess - low)
-    return bool(np.median(late) < near and late.min() > low - 1e-3 and is_flat)
+    is_flat = overall_median(earlier) - overall_median(late) < 0.02 * (guess - low)
+    return bool(overall_median(late) < near and late.min() > low - 1e-3 and is_flat)
 
 
 # The wrong sign ---------------------------------------------------------------------------------------------------
@@ -116,7 +116,7 @@ def wrong_sign(case: Case) -> Iterator[Suspicion]:
     growth = _growth(chart.scalar("gradient_norm").since(since)[:, 0])
     far = bool(fallen[-3:].max() < 2 * fallen[:3].min())
     if label_entropies(chart)[1] >= 0:  # a cross-entropy is never negative
-        was = float(np.median(losses[max(0, start - 12) : start])) if start >= 3 else 0.0
+        was = overall_median(losses[max(0, start - 12) : start]) if start >= 3 else 0.0
         is_wrong = fallen[-1] < 1.03 * fallen[0] and (mirrored or (start >= 3 and fallen[-3:].max() < -1.5 * was))
     else:
         beyond = bool(fallen[-3:].max() < -5 * np.abs(losses[: start + 3]).max())  # all that it was before
@@ -144,15 +144,15 @@ def _growth(norms: Floats) -> float:
     norms = norms[np.isfinite(norms)]
     if len(norms) < 6 or not norms[:3].min() > 0:
         return float("nan")
-    return float(np.median(norms[-3:]) / np.median(norms[:3]))
+    return overall_median(norms[-3:]) / overall_median(norms[:3])
 
 
 def _mirrored(chart: Chart, losses: Floats, start: int) -> bool:
     """Whether the first negative loss is minus what it should be: what it was just before, or what a guess loses."""
-    first = -float(np.median(losses[start : start + 2]))
+    first = -overall_median(losses[start : start + 2])
     if start >= 3:
         before = losses[max(0, start - 12) : start]
-        was = float(np.median(before))
+        was = overall_median(before)
         # What goes down through zero is as near to it before as after.
         return (
             0.5 * was < first < 2.0 * was and was > 4 * float(spread(before[:, None])[0]) and was > 0.5 * before.max()
@@ -227,16 +227,17 @@ def _summed_since(case: Case) -> Iterator[Suspicion]:
     numbers = _numbers(case.chart)
     for event in case.events.of("loss", direction=1, since=case.step - 60) if numbers else ():
         before, after = series.before(event.since, 24)[:, 0], series.since(event.since)[:12, 0]
-        if len(before) < 4 or len(after) < 4 or not (after[:4] > 0.5 * event.first_factor * np.median(before)).all():
+        was = overall_median(before)
+        if len(before) < 4 or len(after) < 4 or not was > 0 or not (after[:4] > 0.5 * event.first_factor * was).all():
             continue
-        times = float(np.median(after) / np.median(before))
-        if not _gradients_grew(case.chart, event.since, float(after[0] / np.median(before))):
+        times = overall_median(after) / was
+        if not _gradients_grew(case.chart, event.since, float(after[0]) / was):
             continue
-        if not np.median(after) > 2.5 * np.median(first_losses(case.chart, 5)):
+        if not overall_median(after) > 2.5 * overall_median(first_losses(case.chart, 5)):
             continue  # a model that knows nothing any more loses as much
         for what, number_of in numbers.items():
             if 0.65 < times / number_of < 1.5 and 0.5 < event.first_factor / number_of < 2.0:
-                yield _sum_of(event.since, what, number_of, float(after[0]), float(np.median(before)), True)
+                yield _sum_of(event.since, what, number_of, float(after[0]), was, True)
                 return
 
 
@@ -246,7 +247,7 @@ def _gradients_grew(chart: Chart, since: int, times: float) -> bool:
     with np.errstate(all="ignore"):
         grown = median(norms.since(since)[:1]) / median(norms.before(since, 8)) / times
     grown = grown[np.isfinite(grown)]
-    return not len(grown) or 0.6 < float(np.median(grown)) < 1.7
+    return not len(grown) or 0.6 < overall_median(grown) < 1.7
 
 
 def _sum_of(since: int, what: str, count: float, loss: float, expected: float, is_sure: bool) -> Suspicion:

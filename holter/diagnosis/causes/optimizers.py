@@ -19,7 +19,7 @@ from holter.diagnosis.evidence import (
     rate_of,
 )
 from holter.diagnosis.suspicion import Case, Kind, Suspicion
-from holter.series import Floats, Integers, Series, median, slope, spread
+from holter.series import Floats, Integers, Series, known_median, median, overall_median, slopes, spread
 from holter.words import number
 
 _TIGHT = 50.0  # times its limit
@@ -65,8 +65,8 @@ def _has_recovered(chart: Chart, step: int) -> bool:
     before, after = series.before(step, 16)[:, 0], series.since(step + 4)[:8, 0]
     if not len(before):
         return True
-    room = max(0.5 * abs(float(np.median(before))), 6 * float(spread(before[:, None])[0]))
-    return len(after) >= 2 and float(np.quantile(after, 0.25)) < float(np.median(before)) + room
+    room = max(0.5 * abs(overall_median(before)), 6 * float(spread(before[:, None])[0]))
+    return len(after) >= 2 and float(np.quantile(after, 0.25)) < overall_median(before) + room
 
 
 def tight_clip(case: Case) -> Iterator[Suspicion]:
@@ -75,10 +75,10 @@ def tight_clip(case: Case) -> Iterator[Suspicion]:
     if not len(times):
         yield from _pinned(case)
         return
-    if len(times) < 10 or not (times[-10:] > 1).all() or not np.median(times[-20:]) > _TIGHT:
+    if len(times) < 10 or not (times[-10:] > 1).all() or not overall_median(times[-20:]) > _TIGHT:
         return
     _, ratios = middle(case.chart.table("update", "ratio"), matrices(case.chart, case.chart.table("update", "ratio")))
-    if is_adaptive(case.chart) and len(ratios) and not np.median(ratios[-3:]) < 1e-4:
+    if is_adaptive(case.chart) and len(ratios) and not overall_median(ratios[-3:]) < 1e-4:
         return  # Adam's steps do not depend on the length of the gradient, as long as that is the same
     below = np.flatnonzero(~(times > 0.5 * _TIGHT))
     since = int(steps[below[-1] + 1]) if len(below) and below[-1] + 1 < len(steps) else int(steps[0])
@@ -94,8 +94,8 @@ def tight_clip(case: Case) -> Iterator[Suspicion]:
         since,
         0.85,
         Kind.FACT,
-        evidence={"max_norm": limit, "times": float(np.median(times[-20:]))},
-        advice=f"Every step is cut to 1/{np.median(times[-20:]):.0f} of its length by "
+        evidence={"max_norm": limit, "times": overall_median(times[-20:])},
+        advice=f"Every step is cut to 1/{overall_median(times[-20:]):.0f} of its length by "
         f"max_norm={number(limit)}: raise it "
         f"to about {number(better)}, the 90 % quantile of the norms.",
         check="It worked if a tenth of the steps is clipped or less.",
@@ -107,9 +107,9 @@ def _pinned(case: Case) -> Iterator[Suspicion]:
     chart = case.chart
     steps, norms = column(chart.scalar("gradient_norm"))
     _, ratios = middle(chart.table("update", "ratio"), matrices(chart, chart.table("update", "ratio")))
-    if len(norms) < 20 or len(ratios) < 3 or is_adaptive(chart) or not np.median(ratios[-3:]) < 2e-5:
+    if len(norms) < 20 or len(ratios) < 3 or is_adaptive(chart) or not overall_median(ratios[-3:]) < 2e-5:
         return
-    limit = float(np.median(norms[-20:]))
+    limit = overall_median(norms[-20:])
     if not limit > 0 or not np.ptp(norms[-20:]) < _PINNED * limit:
         return
     other = np.flatnonzero(~(np.abs(norms - limit) < _PINNED * limit))
@@ -144,7 +144,7 @@ def lost_state(case: Case) -> Iterator[Suspicion]:
     before, after = series.before(at, 5), series.since(at)[:3]
     if len(before) and len(after):
         with np.errstate(all="ignore"):
-            fall = float(np.nanmedian(np.nanmedian(after, axis=0) / np.nanmedian(before, axis=0)))
+            fall = known_median(np.nanmedian(after, axis=0) / np.nanmedian(before, axis=0))
         if fall < 0.4:
             yield _lost(at, {"momentum_left": fall})
 
@@ -172,7 +172,7 @@ def eps_dominates(case: Case) -> Iterator[Suspicion]:
     if len(shares) < 3 or not (shares[-3:] > 0.5).all() or steps[-1] - chart.first_step < 10:
         return
     zeros = last_of(chart.table("gradient", "zero_share"))
-    if len(zeros) and np.nanmedian(zeros) > 0.5:
+    if len(zeros) and known_median(zeros) > 0.5:
         return  # no gradient, no second moment: another trouble
     below = np.flatnonzero(shares <= 0.5)
     since = int(steps[below[-1] + 1]) if len(below) else int(steps[0])
@@ -240,15 +240,15 @@ def heavy_decay(case: Case) -> Iterator[Suspicion]:
     if len(at) < 4 or at[-1] - at[0] < 20:
         return
     with np.errstate(all="ignore"):
-        slopes = np.array([slope(at, np.log(column_)) for column_ in norms.T])
-    planned = -float(np.median(rates[steps >= at[0]])) * decay
-    shrink = slopes[np.isfinite(slopes)]
-    span = int(at[-1] - at[0])
-    if not len(shrink) or not (shrink < 0).mean() > 0.9 or not np.median(shrink) * span < np.log(0.85):
+        found = slopes(at, np.log(norms))
+    planned = -overall_median(rates[steps >= at[0]]) * decay
+    shrink = found[np.isfinite(found)]
+    span, usual = int(at[-1] - at[0]), overall_median(shrink)
+    if not planned < 0 or not usual * span < np.log(0.85) or not (shrink < 0).mean() > 0.9:
         return
     # Momentum makes the steps that a gradient with decay asks for up to a hundred times as long.
     most = 2.0 if is_adaptive(chart) or not chart.has("momentum") else 100.0
-    if not 0.4 < np.median(shrink) / planned < most:
+    if not 0.4 < usual / planned < most:
         return
     begun = _begun(series.steps, series.values[:, chosen])
     yield Suspicion(
@@ -256,8 +256,8 @@ def heavy_decay(case: Case) -> Iterator[Suspicion]:
         "optimizer",
         begun,
         0.85,
-        evidence={"decay": decay, "rate": float(rates[-1]), "shrink_per_step": float(np.median(shrink))},
-        advice=f"All weights shrink by {100 * (1 - np.exp(np.median(shrink) * 100)):.0f} % in 100 steps, "
+        evidence={"decay": decay, "rate": float(rates[-1]), "shrink_per_step": usual},
+        advice=f"All weights shrink by {100 * (1 - np.exp(usual * 100)):.0f} % in 100 steps, "
         f"as rate x decay "
         f"says: lower weight_decay from {number(decay)} to {number(decay / 10)} or below.",
         check="It worked if weight norms stop falling together.",

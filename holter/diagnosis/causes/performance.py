@@ -8,7 +8,7 @@ import numpy as np
 
 from holter.diagnosis.chart import Chart, column
 from holter.diagnosis.suspicion import Case, Kind, Suspicion
-from holter.series import Flags, Floats, Integers, Series, slope
+from holter.series import Flags, Floats, Integers, Series, overall_median, slope
 from holter.words import duration, share, size
 
 _STEPS = 20  # steps that show a wait is no accident
@@ -34,17 +34,17 @@ def waits_for_data(case: Case) -> Iterator[Suspicion]:
     if len(waits) < _STEPS:
         return
     recent = waits[-_STEPS:]
-    if not np.median(recent) > _SHORTEST:
+    if not overall_median(recent) > _SHORTEST:
         return
     whole = _whole(chart, steps)
     if len(whole) != len(waits):
         return
     with np.errstate(divide="ignore", invalid="ignore"):
         shares = waits / whole
-    if not np.median(shares[-_STEPS:]) > _WAITS or not (shares[-_STEPS:] > _WAITS).mean() >= 0.8:
+    if not overall_median(shares[-_STEPS:]) > _WAITS or not (shares[-_STEPS:] > _WAITS).mean() >= 0.8:
         return
-    since, part = int(steps[_begun(shares > _WAITS)]), float(np.median(shares[-_STEPS:]))
-    wait = float(np.median(recent))
+    since, part = int(steps[_begun(shares > _WAITS)]), overall_median(shares[-_STEPS:])
+    wait = overall_median(recent)
     workers = chart.scalar("machine/loader_workers")
     used = int(workers.values[-1, 0]) if len(workers) else 0
     more = f"more than the {used} workers" if used else "num_workers=4 or more"
@@ -54,9 +54,9 @@ def waits_for_data(case: Case) -> Iterator[Suspicion]:
         since,
         0.95,
         Kind.FACT,
-        evidence={"share": part, "wait": wait, "step_time": float(np.median(whole[-_STEPS:])), "workers": used},
+        evidence={"share": part, "wait": wait, "step_time": overall_median(whole[-_STEPS:]), "workers": used},
         advice=f"{share(part)} of each step is spent waiting for its batch ({duration(wait)} of "
-        f"{duration(float(np.median(whole[-_STEPS:])))}): give the DataLoader {more}, pin_memory=True and "
+        f"{duration(overall_median(whole[-_STEPS:]))}): give the DataLoader {more}, pin_memory=True and "
         "persistent_workers=True, or prepare the data beforehand.",
         check="It worked if time/data is a small part of step_time.",
     )
@@ -117,14 +117,14 @@ def _climb(series: Series, least: int, times: float, even: float) -> _Climb | No
     half = least // 2
     if not late[half:].mean() > 1.02 * late[:half].mean() or not np.isfinite(values).all():
         return None
-    parts = np.array([np.median(part) for part in np.array_split(late, 4)])
+    parts = np.array([overall_median(part) for part in np.array_split(late, 4)])
     places = np.array([np.mean(part) for part in np.array_split(steps[-least:], 4)])
     rises = np.diff(parts) / np.diff(places)
     # What fills up rises ever more slowly.
     if not (rises > 0).all() or not rises[-1] > even * rises.max():
         return None
     start = _rise_began(steps, values, least)
-    first, last = float(np.median(values[start : start + 3])), float(np.median(values[-3:]))
+    first, last = overall_median(values[start : start + 3]), overall_median(values[-3:])
     rate = slope(steps[start:], values[start:])
     # A line must explain it: what comes in one jump is another matter.
     line = values[start:].mean() + rate * (steps[start:] - steps[start:].mean())
@@ -143,7 +143,7 @@ def _in_order(values: Floats) -> bool:
 def _rise_began(steps: Integers, values: Floats, least: int) -> int:
     """Where the line through the last values meets the level before them; the start where it always rose."""
     rate = slope(steps[-least:], values[-least:])
-    level = float(values[:2].min() if least < 8 else np.median(values[: least // 4]))
+    level = float(values[:2].min() if least < 8 else overall_median(values[: least // 4]))
     middle = float(values[-least:].mean())
     meets = float(steps[-least:].mean()) - (middle - level) / rate if rate > 0 else float(steps[0])
     return int(np.clip(np.searchsorted(steps, meets), 0, len(values) - least))
@@ -193,11 +193,11 @@ def slowed_down(case: Case) -> Iterator[Suspicion]:
     if len(times) < _BEFORE + _STEPS:
         return
     late = times[-_STEPS:]
-    level = float(np.median(times[-_BEFORE - _STEPS : -_STEPS]))
-    opening = float(np.median(chart.scalar("step_time").opening[8:, 0]))
+    level = overall_median(times[-_BEFORE - _STEPS : -_STEPS])
+    opening = overall_median(chart.scalar("step_time").opening[8:, 0])
     usual = min(level, opening)
     least = 1 / (1 - case.limits.throughput_drop)
-    if not np.median(late) > least * usual or not np.quantile(late, 0.1) > 1.4 * usual:
+    if not overall_median(late) > least * usual or not np.quantile(late, 0.1) > 1.4 * usual:
         return
     is_slow = times > 0.5 * (1 + least) * usual
     place = _begun(is_slow, gap=2)
@@ -205,7 +205,7 @@ def slowed_down(case: Case) -> Iterator[Suspicion]:
     slow = times[place:]
     if len(before) < _BEFORE // 2 or len(slow) < _STEPS or slow.sum() < _LASTING or case.step - int(steps[place]) > 300:
         return
-    was, now = float(np.median(before)), float(np.median(slow))
+    was, now = overall_median(before), overall_median(slow)
     if not _are_two_states(before, slow):
         return
     since = int(steps[place])
@@ -233,9 +233,9 @@ def slowed_down(case: Case) -> Iterator[Suspicion]:
 
 def _are_two_states(before: Floats, slow: Floats) -> bool:
     """Apart from each other, and each of them even; what creeps up, or is slow now and then, is another matter."""
-    was, now = float(np.median(before)), float(np.median(slow))
+    was, now = overall_median(before), overall_median(slow)
     is_apart = np.quantile(before, 0.9) < np.quantile(slow, 0.05) and (slow > 1.5 * was).mean() > 0.95
-    creeps = np.median(slow[len(slow) // 2 :]) > 1.4 * np.median(slow[: len(slow) // 2])
+    creeps = overall_median(slow[len(slow) // 2 :]) > 1.4 * overall_median(slow[: len(slow) // 2])
     # Processes that compete for a processor make steps of all lengths, and do so for a moment.
     is_even = np.quantile(slow, 0.9) < 2 * np.quantile(slow, 0.1)
     least = _SLOW if slow.sum() > 10 * _LASTING else 1.25 * _SLOW
@@ -248,7 +248,7 @@ def _slower_stage(chart: Chart, since: int) -> str | None:
     for name, series in chart.scalars("time/").items():
         before, after = series.before(since, _BEFORE), series.since(since)
         if len(before) and len(after) and name.count("/") == 1:
-            gains[name.removeprefix("time/")] = float(np.median(after) - np.median(before))
+            gains[name.removeprefix("time/")] = float(overall_median(after) - overall_median(before))
     return max(gains, key=lambda name: gains[name]) if gains else None
 
 
@@ -259,7 +259,7 @@ def _batch_changed(chart: Chart, since: int) -> bool:
     sizes += [counts[:, place : place + 1] for place in range(counts.shape[1])]
     for values in sizes:
         known = values[np.isfinite(values)]
-        if len(known) >= 4 and np.median(known[-8:]) > 1.15 * np.median(known[:8]):
+        if len(known) >= 4 and overall_median(known[-8:]) > 1.15 * overall_median(known[:8]):
             return True
     return False
 

@@ -9,7 +9,7 @@ import numpy as np
 from holter.diagnosis.chart import Chart, column
 from holter.diagnosis.evidence import rate_of
 from holter.diagnosis.suspicion import Case, Kind, Suspicion
-from holter.series import Flags, Floats, Integers, Series
+from holter.series import Flags, Floats, Integers, Series, overall_median
 from holter.words import number, share
 
 _LARGEST, _SMALLEST = 65504.0, 2.0**-24  # that float16 can hold
@@ -288,7 +288,7 @@ def _lost_share(chart: Chart, series: Series, half: list[int]) -> tuple[Floats, 
     zeros = np.full(len(half), np.nan)
     for at, place in enumerate(half):
         column_ = gradients.values[-16:, places[series.names[place]]] if series.names[place] in places else zeros[:0]
-        zeros[at] = np.median(column_[np.isfinite(column_)]) if np.isfinite(column_).any() else np.nan
+        zeros[at] = overall_median(column_[np.isfinite(column_)]) if np.isfinite(column_).any() else np.nan
     sizes = np.array([float(np.prod(chart.shape(series.names[place]))) for place in half])
     with np.errstate(all="ignore"):
         lost: Floats = (unchanged - zeros) / (1 - zeros)

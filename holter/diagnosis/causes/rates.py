@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import numpy as np
 
 from holter.diagnosis.causes.batches import guess_loss
-from holter.diagnosis.chart import Chart, column
+from holter.diagnosis.chart import Chart, column, once_a_step
 from holter.diagnosis.evidence import clipping, harm, is_adaptive, matrices, middle, rate_of
 from holter.diagnosis.suspicion import Case, Kind, Suspicion
-from holter.series import median
+from holter.series import median, overall_median
 from holter.words import number
 
 _SMOOTH = 1.35  # between two steps, of a rate that follows its schedule
@@ -89,6 +89,7 @@ def too_high(case: Case) -> Iterator[Suspicion]:
     )
 
 
+@once_a_step
 def _opening_ends(chart: Chart) -> int:
     """Where a rate that jumps begins another story."""
     steps, rates = rate_of(chart)
@@ -112,7 +113,7 @@ def _does_not_come_down(case: Case) -> float | None:
         return None
     if not np.isfinite(losses).all():
         return float("inf")
-    start, late = float(losses[0]), float(np.median(losses[-max(3, len(losses) // 4) :]))
+    start, late = float(losses[0]), overall_median(losses[-max(3, len(losses) // 4) :])
     if start <= 0 or len(losses) < 10 or case.step - case.chart.first_step < 15:
         return None
     guess = guess_loss(case.chart)
@@ -136,17 +137,17 @@ def too_low(case: Case) -> Iterator[Suspicion]:
     if len(rates) and rates[-1] < 0.5 * max(rates.max(), chart.peak_rate):
         return  # it has come down from where it worked
     _, norms = column(chart.scalar("gradient_norm"))
-    if len(norms) >= 20 and np.ptp(norms[-20:]) < 1e-3 * np.median(norms[-20:]):
+    if len(norms) >= 20 and np.ptp(norms[-20:]) < 1e-3 * overall_median(norms[-20:]):
         return  # a clip makes them all alike
     _, times_limit = clipping(chart)
-    if len(times_limit) and np.median(times_limit) > 50:
+    if len(times_limit) and overall_median(times_limit) > 50:
         return  # the clip makes it small
     _, losses = column(chart.scalar("loss"))
     if len(losses) >= 10 and np.isfinite(losses).all():
-        first, last = np.median(losses[: len(losses) // 4 + 1]), np.median(losses[-(len(losses) // 4 + 1) :])
+        first, last = overall_median(losses[: len(losses) // 4 + 1]), overall_median(losses[-(len(losses) // 4 + 1) :])
         if last < 0.9 * first:
             return
-    ratio = float(np.median(sizes))
+    ratio = overall_median(sizes)
     rate = float(rates[-1]) if len(rates) else float("nan")
     yield Suspicion(
         "lr-too-low",
@@ -226,11 +227,11 @@ def no_warmup(case: Case) -> Iterator[Suspicion]:
         return
     peak_place = int(np.argmax(losses[1:22])) + 1
     peak, lowest = float(losses[peak_place]), float(losses[: peak_place + 1].min())
-    recovered = float(np.median(losses[-5:])) < min(0.95 * losses[0], 0.9 * peak)
+    recovered = overall_median(losses[-5:]) < min(0.95 * losses[0], 0.9 * peak)
     if not recovered or peak < 1.25 * max(lowest, 0.2 * float(losses[0])) or peak < 1.25 * float(losses[0]):
         return
     rest = np.diff(losses[22:])
-    if not peak - losses[0] > 6 * 1.05 * float(np.median(np.abs(rest - np.median(rest)))):
+    if not peak - losses[0] > 6 * 1.05 * overall_median(np.abs(rest - overall_median(rest))):
         return  # what losses differ by from batch to batch
     ratios = chart.table("update", "ratio")
     first = ratios.opening[ratios.opening_steps <= chart.first_step + 2][:, matrices(chart, ratios)]

@@ -18,7 +18,7 @@ from holter.diagnosis.chart import Chart, column
 from holter.diagnosis.evidence import data_is_usual, matrices, middle, rate_is_flat
 from holter.diagnosis.suspicion import Case, Kind, Suspicion
 from holter.record import is_validation
-from holter.series import Floats, Integers, Series, spread
+from holter.series import Floats, Integers, Series, known_median, overall_median, spread
 from holter.words import number, share
 
 _NEAR = 0.85  # of the loss of a guess
@@ -42,7 +42,7 @@ def meaningless(case: Case) -> Iterator[Suspicion]:
         return
     losses = series.values[-8:, 0]
     guess = _guess(chart)
-    if not np.median(losses) > _NEAR * guess or not np.isfinite(losses).all():
+    if not overall_median(losses) > _NEAR * guess or not np.isfinite(losses).all():
         return
     steps, values = series.steps[-_WINDOW:], series.values[-_WINDOW:, 0]
     if np.isfinite(values).all():
@@ -56,7 +56,7 @@ def _guess(chart: Chart) -> float:
     if np.isnan(found):
         found = target_power(chart)
     opening = first_losses(chart, 5)
-    first = float(np.median(opening)) if len(opening) else float("nan")
+    first = overall_median(opening) if len(opening) else float("nan")
     # The loss need not be a cross-entropy, nor a mean: the first losses say what it is.
     return found if 0.5 * first < found < 1.5 * first else first
 
@@ -65,13 +65,13 @@ def _thrown_back(case: Case, steps: Integers, losses: Floats, guess: float) -> I
     place = _change(losses)
     since, after = int(steps[place]), losses[place:]
     usual = losses[max(0, place - 16) : place]
-    before, noise = float(np.median(usual)), float(spread(usual[:, None])[0])
+    before, noise = overall_median(usual), float(spread(usual[:, None])[0])
     if len(after) < _SETTLED or not before < _LEARNT * guess:
         return
     gap = guess - before
     if not after[0] > before + max(0.4 * gap, 3 * noise) or not _blocks(after).min() > before + 0.5 * gap:
         return
-    late, earlier = float(np.median(after[-8:])), float(np.median(after[-16:-8]))
+    late, earlier = overall_median(after[-8:]), overall_median(after[-16:-8])
     is_falling = late < 0.95 * earlier
     if (
         not late < 1.6 * guess
@@ -122,7 +122,7 @@ def _entropy_changed(chart: Chart, since: int) -> bool:
         return False
     before, after = series.before(since, 24)[:, place], series.since(since)[:24, place]
     before, after = before[np.isfinite(before)], after[np.isfinite(after)]
-    return len(before) > 3 and len(after) > 3 and bool(abs(np.median(after) - np.median(before)) > 0.15)
+    return len(before) > 3 and len(after) > 3 and bool(abs(overall_median(after) - overall_median(before)) > 0.15)
 
 
 def _never_learnt(case: Case, guess: float) -> Iterator[Suspicion]:
@@ -131,19 +131,19 @@ def _never_learnt(case: Case, guess: float) -> Iterator[Suspicion]:
     _, losses = column(chart.scalar("loss"))
     if chart.scalar("loss").seen < _NEVER or np.isnan(np.fmax(guess_loss(chart), target_power(chart))):
         return
-    late = float(np.median(losses[-32:]))
+    late = overall_median(losses[-32:])
     if not abs(late / guess - 1) < 0.04 or not np.min(_blocks(losses)) > 0.93 * guess:
         return
     _, cosines = middle(chart.table("update", "cosine"), matrices(chart, chart.table("update", "cosine")))
     _, ratios = middle(chart.table("update", "ratio"), matrices(chart, chart.table("update", "ratio")))
-    if len(cosines) < 8 or not abs(np.median(cosines[-8:])) < 0.1 or not 3e-4 < np.median(ratios[-8:]) < 0.1:
+    if len(cosines) < 8 or not abs(overall_median(cosines[-8:])) < 0.1 or not 3e-4 < overall_median(ratios[-8:]) < 0.1:
         return
     yield Suspicion(
         "labels-corrupt",
         "data",
         chart.first_step,
         0.55,
-        evidence={"loss": late, "of_a_guess": guess, "cosine": float(np.median(cosines[-8:]))},
+        evidence={"loss": late, "of_a_guess": guess, "cosine": overall_median(cosines[-8:])},
         advice=f"After {chart.scalar('loss').seen:,} steps of a fair size the loss is {number(late)}, what a guess "
         "loses, and successive gradients do not agree at all: the labels may not belong to their inputs. Look at a "
         "few examples with their labels, and at whether 20 of them can be learnt by heart.",
@@ -166,7 +166,7 @@ def not_shuffled(case: Case) -> Iterator[Suspicion]:
     between = _between(case.chart, place, since) if since is not None else None
     if since is None or between is None:
         return
-    inside = float(np.exp(np.nanmedian(entropy.since(since)[:, labels]))) if labels >= 0 else None
+    inside = float(np.exp(known_median(entropy.since(since)[:, labels]))) if labels >= 0 else None
     words = f"have {inside:.1f} classes in a batch" if inside is not None else "are alike within a batch"
     yield Suspicion(
         "data-not-shuffled",
@@ -190,7 +190,7 @@ def _between(chart: Chart, place: int, since: int) -> float | None:
     known = np.isfinite(means) & np.isfinite(inside) & (sizes > 1)
     if known.sum() < _BATCHES:
         return None
-    means, size = means[known], float(np.median(sizes[known]))
+    means, size = means[known], overall_median(sizes[known])
     centred = means - means.mean()
     total = float(centred @ centred)
     if not total > 0 or centred[1:] @ centred[:-1] < 0.4 * total:
@@ -204,7 +204,7 @@ def _alike_since(chart: Chart, series: Series, place: int) -> int | None:
     low, high = (chart.table("batch", name) for name in ("min", "max"))
     ends = [float(np.nanmax(part[:, place], initial=0.0)) for part in (high.opening, high.values)]
     starts = [float(np.nanmin(part[:, place], initial=np.inf)) for part in (low.opening, low.values)]
-    size = float(np.nanmedian(chart.table("batch", "size").values[:, place]))
+    size = known_median(chart.table("batch", "size").values[:, place])
     # A batch cannot have more classes than examples.
     there_are = min(max(max(ends) - min(starts) + 1, float(classes(chart))), size)
     numbers = np.exp(series.values[:, place])
@@ -213,7 +213,7 @@ def _alike_since(chart: Chart, series: Series, place: int) -> int | None:
     both = np.flatnonzero(mixed[1:] & mixed[:-1])
     start = int(both[-1]) + 2 if len(both) else 0
     alike = numbers[start:]
-    if len(alike) < _BATCHES // 2 or not np.nanmedian(alike) <= max(1.2, _FEW_CLASSES * there_are):
+    if len(alike) < _BATCHES // 2 or not known_median(alike) <= max(1.2, _FEW_CLASSES * there_are):
         return None
     return int(series.steps[start])
 
@@ -240,13 +240,13 @@ def _diverged(case: Case, name: str, series: Series) -> Iterator[Suspicion]:
     lowest, late = float(smooth[place - 1]), values[place + 1 :]
     if len(late) < 2 or not lowest > 0 or case.step - int(steps[-1]) > 3 * int(np.max(np.diff(steps))):
         return
-    noise = 1.4826 * float(np.median(np.abs(np.diff(values[: place + 2])))) if place >= 3 else 0.0
-    rise, allowed = float(np.median(late[-3:])) - lowest, case.limits.validation_rise
+    noise = 1.4826 * overall_median(np.abs(np.diff(values[: place + 2]))) if place >= 3 else 0.0
+    rise, allowed = overall_median(late[-3:]) - lowest, case.limits.validation_rise
     if not rise > max(allowed * lowest, 1.0 * noise) or not (late[-2:] > lowest + 0.5 * rise).all():
         return
     at, least = int(steps[place]), min(32, len(training) // 4)
     around = training.before(at + 1, least)
-    then, now = float(np.median(around)) if len(around) else np.nan, float(np.median(training.values[-least:]))
+    then, now = overall_median(around) if len(around) else np.nan, overall_median(training.values[-least:])
     if not now < 0.97 * then:
         return
     yield Suspicion(

@@ -10,7 +10,7 @@ from holter.diagnosis.anatomy import began, is_upstream, output_matrix, owner
 from holter.diagnosis.chart import Chart, last_of
 from holter.diagnosis.evidence import matrices
 from holter.diagnosis.suspicion import Case, Kind, Suspicion
-from holter.series import Flags, Floats, Series, logs, median
+from holter.series import Flags, Floats, Series, logs, median, overall_median
 from holter.words import number, share
 
 # A small batch leaves many a healthy unit at zero: one look must show more than looks that agree on the units.
@@ -104,8 +104,8 @@ def _dead_by_gradient(case: Case) -> Suspicion | None:
         column = zeros.values[:, place]
         since = began(zeros.steps, column >= _DEAD_LASTING)
         was = zeros.before(since or 0, most=32)[:, place]
-        rose = len(was) < 4 or float(median(was[:, None])[0]) < 0.5 * float(np.median(recent[:, place]))
-        part = float(np.median(recent[:, place]))
+        rose = len(was) < 4 or float(median(was[:, None])[0]) < 0.5 * overall_median(recent[:, place])
+        part = overall_median(recent[:, place])
         if since is not None and rose and part >= _DEAD_AT_ONCE and np.std(recent[:, place]) < 0.1:
             return _dead(case, owner(zeros.names[place]), zeros.names[place], part, since)
     return None

@@ -1,0 +1,78 @@
+"""Sheet: the rows of one role over the steps, as series. What people read is derived when a rule looks, many steps at
+once: numpy takes as long for one as for many."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import groupby
+
+import numpy as np
+
+from holter.record import LayerRows
+from holter.series import Floats, Integers, Series
+from holter.statistics.rows import derive
+
+# What is kept of each role, besides its extras.
+_STATISTICS = {
+    "gradient": ("norm", "zero_share", "nonfinite", "abs_max"),
+    "weight": ("norm", "rms", "std", "nonfinite"),
+    "update": ("norm",),
+    "activation": ("rms", "std", "mean", "abs_max", "zero_share", "count", "nonfinite"),
+    "momentum": ("norm",),
+    "second_moment": ("norm",),
+    "batch": ("count", "mean", "std", "abs_max", "min", "max", "nonfinite"),
+}
+_MOST_WAITING = 32  # steps: their rows are kept until then
+
+
+@dataclass(frozen=True, eq=False)
+class _Line:
+    """The rows of one step, without their histograms."""
+
+    step: int
+    layers: tuple[str, ...]
+    rows: Floats  # [layers, columns]
+    extras: Mapping[str, Floats]
+
+
+class Sheet:
+    def __init__(self, role: str) -> None:
+        self._statistics = _STATISTICS.get(role, ("norm",))
+        self._waiting: list[_Line] = []
+        self._series: dict[str, Series] = {}
+
+    def add(self, step: int, rows: LayerRows) -> None:
+        self._waiting.append(_Line(step, rows.layers, rows.rows.values, rows.extras))
+        if len(self._waiting) >= _MOST_WAITING:
+            self._settle()
+
+    def series(self, statistic: str) -> Series:
+        """Empty where it was never measured."""
+        self._settle()
+        return self._series.get(statistic) or Series(())
+
+    def _settle(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for (layers, extras), alike in groupby(waiting, key=lambda line: (line.layers, tuple(line.extras))):
+            lines = list(alike)
+            steps = np.array([line.step for line in lines], dtype=np.int64)
+            rows = np.array([line.rows for line in lines])
+            for statistic in self._statistics:
+                self._extend(statistic, layers, steps, derive(rows, statistic))
+            for name in extras:
+                self._extend(name, layers, steps, np.array([line.extras[name] for line in lines]))
+
+    def _extend(self, name: str, layers: tuple[str, ...], steps: Integers, values: Floats) -> None:
+        series = self._series.get(name)
+        if series is None:
+            series = self._series[name] = Series(layers)
+        if series.names != layers:
+            known = set(series.names)
+            if not known.issuperset(layers):
+                series = self._series[name] = series.renamed((*series.names, *(n for n in layers if n not in known)))
+            place = {name: index for index, name in enumerate(series.names)}
+            lines = np.full((len(values), len(series.names)), np.nan)
+            lines[:, [place[name] for name in layers]] = values
+            values = lines
+        series.extend(steps, values)
