@@ -19,7 +19,7 @@ from holter.sinks import Sink
 
 HISTOGRAMS = ("gradient", "weight", "momentum", "second_moment", "activation", "batch")  # roles that have them
 _HISTOGRAM_PACE = 100  # of a role that was given none
-_DIAGNOSIS = 0.2  # what the live diagnosis may take beside the budget, as a share of that
+_DIAGNOSIS = 0.18  # what the live diagnosis may take beside the budget, as a share of that
 _MUCH = 0.05  # the budget that it goes by where there is none
 
 

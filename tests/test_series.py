@@ -5,7 +5,19 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from holter.series import OPENING, RECENT, Baseline, Series, logs, median, slope, spread
+from holter.series import (
+    OPENING,
+    RECENT,
+    Baseline,
+    Series,
+    known_median,
+    logs,
+    median,
+    overall_median,
+    slope,
+    slopes,
+    spread,
+)
 
 RANDOM = np.random.default_rng(3)
 
@@ -21,6 +33,29 @@ def test_a_series_keeps_its_opening_and_its_recent_past() -> None:
     np.testing.assert_array_equal(series.opening, values[:OPENING])
     np.testing.assert_array_equal(series.since(series.steps[-3]), values[-3:])
     np.testing.assert_array_equal(series.before(series.steps[-3], 4), values[-7:-3])
+
+
+@pytest.mark.parametrize("together", [1, 5, 100, RECENT])
+def test_many_steps_at_once_are_as_one_after_the_other(together: int) -> None:
+    values = RANDOM.normal(size=(4 * RECENT + 13, 2))
+    steps = 3 * np.arange(len(values))
+    single, several = Series(("a", "b")), Series(("a", "b"))
+    for start in range(0, len(values), together):
+        part = slice(start, start + together)
+        several.extend(steps[part], values[part])
+        for step, line in zip(steps[part], values[part], strict=True):
+            single.add(int(step), line)
+        for name in ("steps", "values", "opening", "opening_steps"):
+            np.testing.assert_array_equal(getattr(several, name), getattr(single, name))
+        assert several.seen == single.seen and len(several) == len(single)
+
+
+def test_what_waits_is_counted_before_anybody_looks() -> None:
+    series = Series(("a",))
+    series.add(4, np.array([1.0]))
+    assert len(series) == series.seen == 1
+    wider = series.renamed(("b", "a"))
+    assert wider.values[0, 1] == 1.0 and wider.opening_steps.tolist() == [4]
 
 
 def test_a_series_among_others_keeps_its_values() -> None:
@@ -42,6 +77,18 @@ def test_the_median_is_that_of_numpy() -> None:
     assert np.isnan(median(values[:0])).all() and len(median(values[:0])) == 40
 
 
+@pytest.mark.parametrize("shape", [(1,), (2,), (31,), (40, 1)])
+def test_the_overall_median_is_that_of_numpy(shape: tuple[int, ...]) -> None:
+    values = RANDOM.normal(size=shape)
+    assert overall_median(values) == np.median(values) == known_median(values)
+    values.flat[0] = np.inf
+    assert overall_median(values) == np.median(values)
+    values.flat[0] = np.nan
+    assert np.isnan(overall_median(values))
+    assert np.isnan(known_median(values)) if values.size == 1 else known_median(values) == np.nanmedian(values)
+    assert np.isnan(overall_median(values[:0]))
+
+
 def test_the_spread_of_a_bell_is_its_deviation() -> None:
     assert spread(RANDOM.normal(scale=3.0, size=(20_000, 1)))[0] == pytest.approx(3.0, rel=0.03)
 
@@ -53,6 +100,19 @@ def test_the_slope_is_that_of_a_line() -> None:
     values[2] = np.nan
     assert slope(steps, values) == pytest.approx(-0.5)
     assert np.isnan(slope(steps[:2], values[:2]))
+
+
+def test_slopes_are_those_of_numpys_lines() -> None:
+    steps = np.sort(RANDOM.choice(900, 30, replace=False))
+    values = RANDOM.normal(size=(30, 6)) + 1e9 * np.arange(6)
+    values[RANDOM.random(values.shape) < 0.2] = np.nan
+    values[:28, 5] = np.inf
+    for place, found in enumerate(slopes(steps, values)[:5].tolist()):
+        known = np.isfinite(values[:, place])
+        expected = np.polyfit(steps[known] - steps[known].mean(), values[known, place] - 1e9 * place, 1)[0]
+        assert found == pytest.approx(expected, rel=1e-4)
+    assert np.isnan(slopes(steps, values)[5]), "of two finite values nothing is said"
+    assert slopes(steps, np.full((30, 1), 7e9))[0] == 0
 
 
 def outside(values: np.ndarray, limit: float = 6.0) -> np.ndarray:

@@ -103,12 +103,14 @@ class Chart:
             self.peaks.add(moment.step, np.array([self.peak_rate]))
             self.peak_rate = max(self.peak_rate, *rates)
         for name, value in moment.scalars.items():
-            series = self._scalars.get(name) or self._scalars.setdefault(name, Series((name,)))
-            series.add(moment.step, np.array([value]))
+            if name not in self._scalars:
+                self._scalars[name] = Series((name,))
+            self._scalars[name].add(moment.step, np.array([value]))
         for role, rows in moment.rows.items():
             self.roles_since.setdefault(role, moment.step)
-            sheet = self._sheets.get(role) or self._sheets.setdefault(role, Sheet(role))
-            sheet.add(moment.step, rows)
+            if role not in self._sheets:
+                self._sheets[role] = Sheet(role)
+            self._sheets[role].add(moment.step, rows)
         if EXECUTION_ORDER in moment.notes and moment.notes[EXECUTION_ORDER].startswith("["):
             names = json.loads(moment.notes[EXECUTION_ORDER])
             self.depth = {str(name): place for place, name in enumerate(names)}
@@ -118,7 +120,8 @@ class Chart:
 
     def scalar(self, name: str) -> Series:
         """Of one column; empty where it was never recorded."""
-        return self._scalars.get(name) or Series((name,))
+        series = self._scalars.get(name)
+        return series if series is not None else Series((name,))
 
     def scalars(self, prefix: str) -> dict[str, Series]:
         """Those whose names begin so, such as the rates of all groups."""

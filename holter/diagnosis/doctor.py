@@ -18,6 +18,9 @@ from holter.record import Record
 _QUIET_PACE, _RAREST, _LENGTHS = 5, 25, 80
 _ALERT = 12  # steps after an unusual value for which they are asked at every one
 _EARLY = 40  # steps at the beginning of a run, where much happens
+# Some trainings are never calm. Each step adds so much to the times that they may be asked out of turn, up to a stock
+# that a training with something new to tell has always full.
+_EARNED, _STOCK = 0.25, 30.0
 
 
 class Doctor:
@@ -31,6 +34,7 @@ class Doctor:
         self._moments, self._incidents = Moments(), Incidents()
         self._rules = list(rules)
         self._asked_at = -1
+        self._stock = _STOCK
         self.breathe: Callable[[], None] | None = None  # between two rules, where others wait for the interpreter
         self._failed: list[Finding] = []
 
@@ -53,9 +57,12 @@ class Doctor:
         self.chart.add(moment)
         self.events.add(moment)
         step = moment.step
-        is_restless = step - self.events.last_outside <= _ALERT or step - self.chart.first_step < _EARLY
-        pace = min(max(_QUIET_PACE, (step - self.chart.first_step) // _LENGTHS), _RAREST)
-        if is_restless or step - self._asked_at >= pace:
+        self._stock = min(self._stock + _EARNED, _STOCK)
+        age = step - self.chart.first_step
+        if age < _EARLY or step - self._asked_at >= min(max(_QUIET_PACE, age // _LENGTHS), _RAREST):
+            self._ask()
+        elif step - self.events.last_outside <= _ALERT and self._stock >= 1:
+            self._stock -= 1
             self._ask()
 
     def _ask(self) -> None:

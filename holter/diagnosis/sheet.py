@@ -23,6 +23,7 @@ _STATISTICS = {
     "second_moment": ("norm",),
     "batch": ("count", "mean", "std", "abs_max", "min", "max", "nonfinite"),
 }
+_NONE = Series(())
 _MOST_WAITING = 32  # steps: their rows are kept until then
 
 
@@ -49,8 +50,9 @@ class Sheet:
 
     def series(self, statistic: str) -> Series:
         """Empty where it was never measured."""
-        self._settle()
-        return self._series.get(statistic) or Series(())
+        if self._waiting:
+            self._settle()
+        return self._series.get(statistic, _NONE)
 
     def _settle(self) -> None:
         waiting, self._waiting = self._waiting, []

@@ -1,0 +1,108 @@
+"""The chart: whatever rules look at, and whenever, they see every value on its step; and how often they are asked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from holter.diagnosis.chart import Chart, Moment, once_a_step
+from holter.diagnosis.doctor import Doctor
+from holter.diagnosis.suspicion import Case, Suspicion
+from holter.record import LayerRows, Record
+from holter.statistics.rows import COLUMNS, Rows
+
+RANDOM = np.random.default_rng(5)
+
+
+def rows(layers: tuple[str, ...], **extras: float) -> LayerRows:
+    values = RANDOM.uniform(1.0, 2.0, size=(len(layers), len(COLUMNS)))
+    return LayerRows(layers, Rows(values), {name: np.full(len(layers), value) for name, value in extras.items()})
+
+
+def moments(count: int) -> Iterator[Moment]:
+    """A model that gets a layer on the way, loses one, and has a number of them only now and then."""
+    for step in range(count):
+        layers = ("a", "b") if step < 50 else ("c", "b", "a") if step < 90 else ("c",)
+        extras = {"cosine": 0.1 * step} if step % 3 == 0 else {}
+        yield Moment(step, scalars={"loss": 2.0 * step}, rows={"gradient": rows(layers, **extras)})
+
+
+def test_a_rule_sees_the_same_whenever_it_looked_before() -> None:
+    """What waits is derived many steps at once, or a step at a time: the numbers are the same."""
+    restless, calm = Chart({}), Chart({})
+    kept = list(moments(130))
+    for moment in kept:
+        restless.add(moment)
+        assert restless.table("gradient", "norm").steps[-1] == moment.step
+        assert restless.scalar("loss").values[-1, 0] == moment.scalars["loss"]
+        restless.table("gradient", "cosine")
+        calm.add(moment)
+    for statistic in ("norm", "zero_share", "abs_max", "cosine"):
+        one, other = restless.table("gradient", statistic), calm.table("gradient", statistic)
+        assert one.names == other.names == ("a", "b", "c")
+        np.testing.assert_array_equal(one.values, other.values)
+        np.testing.assert_array_equal(one.steps, other.steps)
+    norms = calm.table("gradient", "norm")
+    for moment, line in zip(kept, norms.values, strict=True):
+        found = dict(zip(norms.names, line.tolist(), strict=True))
+        told = moment.rows["gradient"]
+        expected = dict(zip(told.layers, told.rows.derive("norm").tolist(), strict=True))
+        assert {name: value for name, value in found.items() if not np.isnan(value)} == expected
+    assert calm.table("gradient", "cosine").steps.tolist() == list(range(0, 130, 3))
+
+
+def test_nothing_that_waits_is_kept_for_long() -> None:
+    chart = Chart({})
+    for moment in moments(500):
+        chart.add(moment)
+    assert len(chart._sheets["gradient"]._waiting) < 64 and len(chart._scalars["loss"]._waiting) < 128
+
+
+def test_an_answer_is_kept_until_the_next_step_and_no_longer() -> None:
+    asked = []
+
+    @once_a_step
+    def last_loss(chart: Chart) -> float:
+        asked.append(chart.step)
+        return float(chart.scalar("loss").values[-1, 0])
+
+    one, other = Chart({}), Chart({})
+    for chart, loss in ((one, 1.0), (other, 5.0)):
+        chart.add(Moment(0, scalars={"loss": loss}))
+    assert [last_loss(one), last_loss(one), last_loss(other)] == [1.0, 1.0, 5.0] and asked == [0, 0]
+    one.add(Moment(1, scalars={"loss": 2.0}))
+    assert last_loss(one) == 2.0 and asked == [0, 0, 1]
+
+
+def asked_at(losses: np.ndarray) -> list[int]:
+    """The steps at which a doctor asks its rules in a training with these losses."""
+    steps: list[int] = []
+
+    def rule(case: Case) -> Iterator[Suspicion]:
+        steps.append(case.step)
+        yield from ()
+
+    doctor = Doctor({}, rules=(rule,))
+    for step, loss in enumerate(losses.tolist()):
+        doctor.take(Record(step, float(step), {"loss": loss}))
+    doctor.finish()
+    return steps
+
+
+def test_rules_are_asked_at_every_step_after_something_new() -> None:
+    losses = RANDOM.normal(2.0, 0.01, size=600)
+    losses[400:405] = 50.0
+    steps = asked_at(losses)
+    assert set(range(400, 415)) <= set(steps)
+    assert len([step for step in steps if 200 <= step < 400]) == pytest.approx(200 / 5, abs=2), "and else at a pace"
+
+
+def test_a_training_that_is_never_calm_does_not_ask_at_every_step() -> None:
+    losses = RANDOM.normal(2.0, 0.01, size=2000)
+    losses[::6] = 50.0  # some series of a large model is always outside
+    steps = asked_at(losses)
+    late = [step for step in steps if step >= 1000]
+    assert len(late) <= 0.4 * 1000
+    assert len(late) >= 0.25 * 1000, "but much more often than a calm one"
