@@ -4,7 +4,8 @@ Two copies of the training, with the same weights and batches, take single steps
 without, ...), so that whatever else the machine does hits both alike. A watched step ends when its record is in the
 file: what the writing thread does is counted, though it would run beside the next step. The ratio is that of the
 median steps; its interval comes from resampling the pairs. Processor time is that of all threads, and hardly cares
-what else the machine does. The first line compares the training with itself: that much is noise.
+what else the machine does. The first line compares the training with itself: that much is noise. A run spends a second
+in advance to see its beginning well; --skip 300 leaves those pairs out, and shows how a training goes on.
 """
 
 from __future__ import annotations
@@ -29,12 +30,22 @@ from benchmarks.watched import leave_idle_time_out
 from holter.demo import DemoSettings, Training
 from holter.examination import ADVANCE_SECONDS
 
-WARM_UP = 5  # pairs that are not counted: first steps allocate, plan and build tables
+WARM_UP = 5  # pairs that are not counted at least: first steps allocate, plan and build tables
+_ALONE: dict[str, Any] = {  # gradients and weights, and nothing else
+    "budget": None,
+    "diagnose": False,
+    "updates": None,
+    "optimizer_state": None,
+    "activations": None,
+    "stages": False,
+    "machine": False,
+}
 CASES: dict[str, dict[str, Any] | None] = {
     "nothing (noise)": None,
-    "rows every step": {"every": 1, "weights": 100, "histograms": 100, "budget": None, "diagnose": False},
+    "rows every step": {**_ALONE, "every": 1, "weights": 100, "histograms": 100},
     "watch() as it comes": {},
-    "histograms every step": {"every": 1, "weights": 100, "histograms": 1, "budget": None, "diagnose": False},
+    "histograms every step": {**_ALONE, "every": 1, "weights": 100, "histograms": 1},
+    "all of it, no budget": {"budget": None},
 }
 
 Floats = npt.NDArray[np.float64]
@@ -57,19 +68,19 @@ class Result:
     diagnosis_percent: float | None = None  # of the time, on the diagnosis; the advance apart, 0.2 at most
 
 
-def measure(case: str, pairs: int, settings: DemoSettings | None = None) -> Result:
+def measure(case: str, pairs: int, settings: DemoSettings | None = None, skip: int = WARM_UP) -> Result:
     options = CASES[case]
-    settings = replace(settings or DemoSettings(), steps=pairs + WARM_UP)
+    settings = replace(settings or DemoSettings(), steps=pairs + skip)
     plain, watched = Training(settings), Training(settings)
     with tempfile.TemporaryDirectory() as directory:
         if options is None:
             times = _take_turns(partial(_step, plain), partial(_step, watched), settings.steps)
-            return compare(case, times[WARM_UP:], None, None)
+            return compare(case, times[skip:], None, None)
         run = Path(directory) / "run"
         with holter.watch(watched.model, watched.optimizer, run=run, **options) as monitor:
             times = _take_turns(partial(_step, plain), partial(_watched_step, watched, monitor), settings.steps)
-            measured = len(monitor.history.series("gradient", "norm")[0])
-            result = compare(case, times[WARM_UP:], 100 * monitor.cost, measured / settings.steps)
+            measured = int((monitor.history.series("gradient", "norm")[0] >= skip).sum())
+            result = compare(case, times[skip:], 100 * monitor.cost, measured / pairs)
             return replace(result, diagnosis_percent=_diagnosis_percent(monitor))
 
 
@@ -146,6 +157,7 @@ def _line(result: Result) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.overhead", description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=100, help="pairs of steps a case (default 100)")
+    parser.add_argument("--skip", type=int, default=WARM_UP, help=f"pairs before those (default {WARM_UP})")
     parser.add_argument("--case", choices=CASES, help="only this one")
     parser.add_argument("--json", type=Path, metavar="FILE", help="where to write the figures")
     arguments = parser.parse_args()
@@ -153,7 +165,7 @@ def main() -> None:
     print(f"ByteGPT, {parameters:,} parameters, torch {torch.__version__}, {torch.get_num_threads()} threads")
     results = []
     for case in [arguments.case] if arguments.case else CASES:
-        results.append(measure(case, arguments.steps))
+        results.append(measure(case, arguments.steps, skip=arguments.skip))
         print(_line(results[-1]), flush=True)
     if arguments.json is not None:
         machine = {"machine": platform.machine(), "threads": torch.get_num_threads(), "torch": torch.__version__}

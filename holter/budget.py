@@ -4,7 +4,8 @@ Purses: every second of training earns `share` seconds, divided among the kinds 
 spends what it took from the purse of its kind, and one that this cannot pay for is left out. So an expensive look at
 activations, say, is paid off by later looks at activations, while gradients go on. What a full purse cannot hold goes
 to the others. A run starts with an advance of a second, so that short runs are seen well, and pays it back with half of
-what it earns: after that, measuring costs its share of the time. What every step needs, a record of its scalars, is
+what it earns: after that, measuring costs its share of the time. It is for the first seconds, in which short steps are
+many: what is left of it then is taken back. What every step needs, a record of its scalars, is
 spent from all purses but never left out: where steps are very short that alone may exceed the share, and so it takes
 no more than three quarters of what they earn. Setting up is paid by no purse: what a kind takes the first time is
 mostly the loading of kernels and the making of tables, and would keep the run unseen for hundreds of steps.
@@ -13,6 +14,7 @@ mostly the loading of kernels and the making of tables, and would keep the run u
 from __future__ import annotations
 
 ADVANCE_SECONDS = 1.0
+_ADVANCED_FOR = 20.0  # seconds of training
 _REPAID = 0.5  # of what is earned, while an advance is owed
 _FOR_RECORDS = 0.75  # of what is earned, at most
 _OUTLIER = 10  # times what was expected
@@ -41,6 +43,12 @@ class _Purse:
         self.holds += taken
         return seconds - paid - taken
 
+    def give_back(self) -> None:
+        """What it owes and has not spent."""
+        left = min(self.owed, max(0.0, self.holds))
+        self.owed -= left
+        self.holds -= left
+
 
 class Budget:
     """`share` of the training time that monitoring may take; None for no limit, 0 for scalars only."""
@@ -58,7 +66,11 @@ class Budget:
 
     def earn(self, seconds: float) -> None:
         """Training time that went by. Purses are capped: a pause is no reason for a spending spree."""
+        is_opening = self.elapsed < _ADVANCED_FOR
         self.elapsed += seconds
+        if is_opening and self.elapsed >= _ADVANCED_FOR:
+            for purse in self._purses.values():
+                purse.give_back()
         earned = (self.share or 0.0) * seconds
         left = earned - min(self._common, _FOR_RECORDS * earned)
         self._common = rest = 0.0

@@ -23,6 +23,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
+from holter.clipping import Clip, Stand
 from holter.hooks import ModuleHook
 from holter.problems import Problems
 from holter.selection import Selected, Selection
@@ -36,7 +37,7 @@ _abandoned: list[Capture] = []
 # Captures that are told of every optimizer's steps, by one pair of torch's global hooks. torch walks its hooks while
 # they run: a pair that came or went with each capture would make a step raise that another thread takes meanwhile.
 _listening: list[Capture] = []
-_step_hooks: list[RemovableHandle] = []
+_step_hooks: list[RemovableHandle | Stand] = []
 _changing = threading.Lock()
 
 
@@ -56,6 +57,8 @@ class Listener(Protocol):
     def before_step(self, optimizer: Optimizer, has_closure: bool) -> None: ...
 
     def after_step(self, optimizer: Optimizer, has_closure: bool) -> None: ...
+
+    def torch_clips(self, parameters: set[int], clip: Clip | None) -> None: ...
 
     def skipped_step(self, optimizer: Optimizer) -> None: ...
 
@@ -200,7 +203,7 @@ class Capture:
             handle.remove()
         self._handles.clear()
 
-    # The four hooks. Whatever fails in them stays in them.
+    # The hooks. Whatever fails in them stays in them.
 
     def _forward(self, is_end: bool, model: nn.Module, *what: Any) -> None:
         if model.training and torch.is_grad_enabled():
@@ -229,6 +232,12 @@ class Capture:
                     pass
                 if not self._steps:
                     self._listener.after_step(optimizer, _has_closure(args, kwargs))
+
+    def _before_clip(self, parameters: Sequence[Tensor], clip: Clip | None) -> None:
+        with self._problems.contained("see a clip coming"):
+            model, clipped = self._model(), set(map(id, parameters))
+            if model is not None and any(id(parameter) in clipped for parameter in model.parameters()):
+                self._listener.torch_clips(clipped, clip)
 
     def _forget_steps_that_raised(self, frame: FrameType | None) -> None:
         """A step that is not on the stack of calls any more has ended by an exception, without a post-hook."""
@@ -263,6 +272,7 @@ def _listen(capture: Capture) -> None:
         if not _step_hooks:
             _step_hooks.append(register_optimizer_step_pre_hook(_before_any_step))
             _step_hooks.append(register_optimizer_step_post_hook(_after_any_step))
+            _step_hooks.append(Stand(_before_any_clip))
 
 
 def _listen_no_more(capture: Capture) -> None:
@@ -280,6 +290,11 @@ def _before_any_step(optimizer: Optimizer, args: Sequence[Any], kwargs: dict[str
 def _after_any_step(optimizer: Optimizer, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
     for capture in tuple(_listening):
         capture._after_step(optimizer, args, kwargs)
+
+
+def _before_any_clip(parameters: Sequence[Tensor], clip: Clip | None) -> None:
+    for capture in tuple(_listening):
+        capture._before_clip(parameters, clip)
 
 
 def _remove_abandoned() -> None:

@@ -16,6 +16,7 @@ from holter.activation_roles import ActivationRoles
 from holter.budget import Budget
 from holter.cadence import Cadence
 from holter.capture import Layers, gradient_scale_of, held_by
+from holter.clipping import Clip
 from holter.draft import Draft, NamedSums, ReadGradients, RoleRows
 from holter.execution import ExecutionOrder
 from holter.logged import Logged, add_scalar
@@ -176,6 +177,21 @@ class Collector:
             names, tensors = list(compress(names, kept)), list(compress(tensors, kept))
         self._gradients.add(owners, self._measuring.measure(kind, names, tensors, self._settings.every))
 
+    def torch_clips(self, parameters: set[int], clip: Clip | None) -> None:
+        """Reads the gradients before torch scales those of these parameters. Groups may be clipped one after the other:
+        then the first is the time to look, and no norm is that of them all."""
+        read = self._gradients
+        if read is None or read.at != "clip" or read.used_by or read.is_clipped_by(parameters):
+            self.read_gradients("clip")
+            read = self._gradients
+        assert read is not None
+        read.clipped |= parameters
+        is_whole = read.present <= parameters
+        if clip is not None and is_whole:
+            self.clipped(clip.norm, clip.max_norm, clip.norm_type)
+        elif not is_whole:
+            read.clip.clear()
+
     def has_gradients(self, optimizer: Optimizer) -> bool:
         """Whether gradients were read that this optimizer has not stepped with yet."""
         return self._gradients is not None and id(optimizer) not in self._gradients.used_by
@@ -242,12 +258,12 @@ class Collector:
     def read_moments(self, optimizer: Optimizer) -> None:
         self._pending.rows += self._moments.after(optimizer)
 
-    def clipped(self, norm: Tensor, max_norm: float, norm_type: float) -> None:
+    def clipped(self, norm: Tensor, max_norm: float, norm_type: float | None) -> None:
         if self._gradients is not None:
             on_host = norm.device.type == "cpu"
             self._gradients.clip["clip_norm"] = float(norm) if on_host else norm.detach().clone()
             self._gradients.clip["clip_max_norm"] = float(max_norm)
-            self._gradients.norm_type = float(norm_type)
+            self._gradients.norm_type = None if norm_type is None else float(norm_type)
 
     # The end of a step ----------------------------------------------------------------------------------------
 

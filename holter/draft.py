@@ -97,9 +97,14 @@ class ReadGradients:
     used_by: set[int] = field(default_factory=set)  # optimizers whose step they have been recorded with
     present: set[int] = field(default_factory=set)  # parameters that had a gradient, as far as it was looked
     left_out: set[int] = field(default_factory=set)  # those of them that the user did not select
+    clipped: set[int] = field(default_factory=set)  # parameters that torch has clipped since
 
     def add(self, owners: Mapping[str, int], parts: list[tuple[list[str], DeviceRows]]) -> None:
         self.parts += [(names, [owners[name] for name in names], rows) for names, rows in parts]
+
+    def is_clipped_by(self, parameters: set[int]) -> bool:
+        """Whether some of them have been clipped before: then these are other gradients."""
+        return not self.clipped.isdisjoint(parameters)
 
     def held(self, ids: set[int]) -> list[RoleRows]:
         """The rows of these parameters, as far as they were selected."""

@@ -43,7 +43,8 @@ def pause_for(spent: float, elapsed: float, share: float) -> float:
 
 
 class Examination:
-    """Of one training. `tell` is given each finding once, and again when its cause or severity has changed."""
+    """Of one training. `tell` is given each finding once, and again when its cause or severity has changed, and when it
+    is over."""
 
     def __init__(
         self,
@@ -99,7 +100,8 @@ class Examination:
 
     @property
     def should_stop(self) -> bool:
-        return self._patience.is_over or any(is_severe(finding, "critical") for finding in self.findings)
+        lasting = (finding for finding in self.findings if finding.until is None)
+        return self._patience.is_over or any(is_severe(finding, "critical") for finding in lasting)
 
     def post(self, record: Record) -> None:
         """A record that is in the journal."""
@@ -191,7 +193,8 @@ class Examination:
         new = tuple(one for one in found if (one.cause, one.layer, one.severity) not in known)
         self._known = (*self._earlier, *new)
         for finding in (*new, *self._not_examined()):
-            key = finding.step, finding.cause, finding.severity, finding.evidence.get("rule")
+            is_over = finding.until is not None
+            key = finding.step, finding.cause, finding.severity, is_over, finding.evidence.get("rule")
             if key not in self._told:
                 self._told.add(key)
                 self._tell(finding)

@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 
 from holter.budget import Budget
 from holter.capture import Capture, Layers, warn_of_other_monitors
+from holter.clipping import Clip
 from holter.collectives import CollectiveClock
 from holter.collector import Collector
 from holter.diagnosis.finding import Finding, from_problem
@@ -60,7 +61,7 @@ class Monitor:
         self.path: Path | None = make_directory(run, rank)
         self._process, self._rank, self._closed = os.getpid(), rank, False
         self._scaler = weakref.ref(scaler) if scaler is not None else lambda: None
-        self._budget = Budget(settings.budget)
+        self._budget = Budget(settings.measuring_share)
         self._problems = Problems(self._tell)
         self._layers = Layers(model, selection, self._problems)
         info = describe_training(model, optimizers, scheduler, settings.total_steps, self._layers)
@@ -188,9 +189,7 @@ class Monitor:
                 return found
         else:
             self._read_gradients_at_clip()
-        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm, norm_type, error_if_nonfinite, foreach)
-        self._note_clip(norm, max_norm, norm_type)
-        return norm
+        return torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm, norm_type, error_if_nonfinite, foreach)
 
     def batches(self, loader: Iterable[Batch]) -> Batches[Batch]:
         """`for batch in monitor.batches(loader)`: the same batches; counts them and times the waiting for them."""
@@ -312,6 +311,11 @@ class Monitor:
         if not self._collector.has_gradients(optimizer):  # Holter's own clip may have seen them already
             self._collector.read_gradients(at, optimizer)
 
+    @contained("see torch's clip")
+    def torch_clips(self, parameters: set[int], clip: Clip | None) -> None:
+        self._warn_of_scaled_gradients()
+        self._collector.torch_clips(parameters, clip)
+
     @contained("clip in one pass", charged=False)
     def _clip_in_one_pass(self, max_norm: float) -> Tensor | None:
         self._warn_of_scaled_gradients()
@@ -320,16 +324,11 @@ class Monitor:
     @contained("read the gradients at the clip")
     def _read_gradients_at_clip(self) -> None:
         self._collector.read_gradients("clip")
-        self._warn_of_scaled_gradients()
 
     def _warn_of_scaled_gradients(self) -> None:
         if self._capture.gradients_are_scaled():
             advice = "they are still multiplied by the loss scale: call scaler.unscale_(optimizer) before the clip"
             self._problems.add("trust the gradients at the clip", Complaint(advice))
-
-    @contained("note the clip")
-    def _note_clip(self, norm: Tensor, max_norm: float, norm_type: float) -> None:
-        self._collector.clipped(norm, max_norm, norm_type)
 
     def _finish_step(self, optimizer: Optimizer, skipped: bool) -> None:
         self._attempt("take the order of the layers", self._collector.take_order)

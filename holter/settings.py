@@ -19,7 +19,7 @@ from holter.sinks import Sink
 
 HISTOGRAMS = ("gradient", "weight", "momentum", "second_moment", "activation", "batch")  # roles that have them
 _HISTOGRAM_PACE = 100  # of a role that was given none
-_DIAGNOSIS = 0.18  # what the live diagnosis may take beside the budget, as a share of that
+_DIAGNOSIS = 0.18  # the part of the budget that is the live diagnosis's
 _MUCH = 0.05  # the budget that it goes by where there is none
 
 
@@ -65,6 +65,11 @@ class Settings:
         if not isinstance(self.histograms, Mapping):
             return self.histograms
         return self.histograms.get(kind.partition(" ")[0], _HISTOGRAM_PACE)
+
+    @property
+    def measuring_share(self) -> float | None:
+        """Of the training time, that all else may take."""
+        return self.budget if self.budget is None or not self.diagnose else (1 - _DIAGNOSIS) * self.budget
 
     @property
     def diagnosis_share(self) -> float:

@@ -1,7 +1,7 @@
 """Drafts to records, records to journal and sinks: everything that happens off the training thread.
 
 A disk that fails is tried again with growing pauses; meanwhile drafts wait in a bounded queue, and what does not
-fit is dropped and counted. Sinks have a thread of their own, so that none of them can hold the journal up.
+fit is dropped and counted. Every sink has a thread of its own, so that none of them can hold the others up.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from holter.draft import Draft
 from holter.examination import Examination
 from holter.journal import Journal
 from holter.machine import Machine
-from holter.problems import Complaint
-from holter.record import Ending, Entry, Problem, Record, size_of
+from holter.record import Ending, Entry, Problem, Record
 from holter.repeats import Repeats
 from holter.run import journal_path, next_segment, write_info
-from holter.sinks import Fanout, Sink
+from holter.sinks.background import Background as BackgroundSink
+from holter.sinks.sink import Sink
 
 # To look for results of the device as soon as they are there would take the interpreter from the training thread just
 # when that has to feed the device again. The step after is early enough, or this while where none comes.
@@ -74,10 +74,7 @@ class Writer:
         if directory is not None:
             write_info(directory, info)
             self._open_journal(directory)
-        self._fanout = Fanout(sinks, lambda sink, error: report(f"write to {type(sink).__name__}", error))
-        self._sinks: Background[Task] | None = None
-        if sinks:
-            self._sinks = Background(_call, partial(report, "write to sinks"), name="holter-sinks")
+        self._sinks = [BackgroundSink(sink, self._sink_failed) for sink in sinks]
         self._background: Background[Task] = Background(
             _call, partial(report, "write a record"), name="holter-writer", idle=self._touch
         )
@@ -94,7 +91,7 @@ class Writer:
     @property
     def seconds(self) -> float:
         """Processor time that writing has taken."""
-        return self._background.seconds + (self._sinks.seconds if self._sinks is not None else 0.0)
+        return self._background.seconds + sum(sink.seconds for sink in self._sinks)
 
     def post(self, draft: Draft) -> None:
         self._has_records = True
@@ -105,8 +102,8 @@ class Writer:
         self._background.post(partial(self._append, problem))
 
     def alert(self, finding: Finding) -> None:
-        if self._sinks is not None:
-            self._sinks.post(partial(self._fanout.alert, finding))
+        for sink in self._sinks:
+            sink.alert(finding)
 
     def begin_segment(self) -> None:
         """What follows is another stretch of training: a file of its own. One that is still empty will do."""
@@ -126,9 +123,11 @@ class Writer:
         undone = self._background.close(0.75 * seconds)
         # Where the disk kept the ending from being written, these are not closed yet.
         self._with_examination("end the diagnosis", Examination.stop)
-        if self._sinks is not None:
-            self._sinks.post(self._fanout.close)
-            self._sinks.close(0.25 * seconds)
+        until = time.monotonic() + 0.25 * seconds
+        for sink in self._sinks:
+            sink.stop(0.25 * seconds)
+        for sink in self._sinks:
+            sink.wait(max(0.0, until - time.monotonic()))
         return self.dropped + undone
 
     def wait(self, seconds: float) -> None:
@@ -153,9 +152,12 @@ class Writer:
         if pause is None:
             self._built = None
             self._with_examination("show a record to the diagnosis", lambda examination: examination.post(record))
-            if self._sinks is not None and not self._sinks.post(partial(self._fanout.write, record), size_of(record)):
-                self._report("keep up with the sinks", Complaint("they are too slow, records for them are dropped"))
+            for sink in self._sinks:
+                sink.write(record)
         return pause
+
+    def _sink_failed(self, sink: Sink, error: Exception) -> None:
+        self._report(f"write to {type(sink).__name__}", error)
 
     def _with_examination(self, purpose: str, call: Callable[[Examination], None]) -> None:
         if self._examination is None:
@@ -221,9 +223,8 @@ class Writer:
             seconds = max(0.0, self._examined_until - time.monotonic())
             # Before the sinks, which hear what it finds.
             self._with_examination("end the diagnosis", lambda examination: examination.close(seconds))
-            if self._sinks is not None:
-                self._sinks.post(self._fanout.close)
-                self._sinks.stop(_LONGEST_PAUSE)
+            for sink in self._sinks:
+                sink.stop(_LONGEST_PAUSE)
         return pause
 
     def _close_journal(self) -> None:

@@ -234,6 +234,21 @@ def test_the_purse_never_spends_more_than_it_earned() -> None:
     assert Budget(None).affords("anything") and not Budget(0).affords("anything")
 
 
+def test_an_advance_is_for_the_beginning() -> None:
+    """Short steps use it up; of long ones few are taken in that time, and what they have not used is given back."""
+    spent = {}
+    for step_time in (0.005, 0.2):
+        budget = Budget(0.01)
+        while budget.elapsed < 60:
+            budget.earn(step_time)
+            for kind, cost in (("gradient", 0.002), ("batch inputs", 0.0005), ("update 1", 0.0005)):
+                if budget.affords(kind):
+                    budget.learn(kind, cost)
+                    budget.settle(cost)
+        spent[step_time] = budget.spent - 0.01 * budget.elapsed
+    assert spent[0.2] < 0.1 * ADVANCE_SECONDS < 0.3 * ADVANCE_SECONDS < spent[0.005]
+
+
 def test_an_expensive_kind_does_not_silence_the_others() -> None:
     """A look at activations that took ten seconds is paid off by looks at activations; all together keep the share."""
     budget = Budget(0.01)

@@ -140,10 +140,10 @@ def test_a_sink_that_hangs_holds_up_neither_training_nor_journal_nor_close(
 def test_a_sink_that_is_too_slow_is_reported(tmp_path: Path, gate: threading.Event) -> None:
     training = make("mlp")
     training.monitor = holter.watch(training.model, training.optimizer, run=tmp_path / "run", sinks=[BlackHole(gate)])
-    training.monitor._writer._sinks._most_items = 10
+    training.monitor._writer._sinks[0]._queue._most_items = 10
     _train(training, 30)
     training.monitor.flush()
-    assert any("keep up with the sinks" in finding.advice for finding in training.monitor.findings)
+    assert any("BlackHole" in finding.advice and "too slow" in finding.advice for finding in training.monitor.findings)
     assert training.monitor.dropped == 0, "the journal lost nothing"
 
 

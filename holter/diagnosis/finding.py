@@ -14,7 +14,8 @@ PLACES = ("layer", "lr", "optimizer", "loop", "data", "loss", "precision", "perf
 
 @dataclass(frozen=True)
 class Finding:
-    """What is wrong. `since` is the step of its onset, `step` the one at which it was known."""
+    """What is wrong. `since` is the step of its onset, `step` the one at which it was known; `until` the last at which
+    it was seen, once it is over."""
 
     cause: str
     where: str
@@ -26,6 +27,7 @@ class Finding:
     evidence: Mapping[str, object] = field(default_factory=dict)
     advice: str = ""
     alternatives: tuple[str, ...] = ()
+    until: int | None = None
 
     def __post_init__(self) -> None:
         if self.where not in PLACES:

@@ -87,7 +87,8 @@ class Incident:
         sure = [one.severity for one in self._held.values() if one.score >= ENOUGH]
         return max(sure, key=SEVERITIES.index, default="info")
 
-    def finding(self) -> Finding:
+    def finding(self, step: int) -> Finding:
+        """As it stands at this step."""
         lead, *others = self.ranked
         others = [one for one in others if one.cause != UNKNOWN]
         known = max(self._known_at.get(lead.cause, 0), min(self._known_at.values()))
@@ -104,6 +105,7 @@ class Incident:
             evidence=dict(lead.evidence),
             advice=advice,
             alternatives=tuple(one.cause for one in others),
+            until=self.said if step - self.said > LASTING else None,
         )
 
 
@@ -112,10 +114,12 @@ class Incidents:
 
     def __init__(self) -> None:
         self._incidents: list[Incident] = []
+        self._step = 0
         self._heard: set[str] = set()  # causes suspected when the rules were last asked
 
     def add(self, suspicions: Iterable[Suspicion], step: int) -> None:
         """What the rules say at this step. What is no fact must be said twice: a first value may mislead."""
+        self._step = step
         said = sorted(suspicions, key=lambda one: (one.score < ENOUGH, -one.kind, one.since))
         for suspicion in said:
             incident = next((one for one in reversed(self._incidents) if one.takes(suspicion)), None)
@@ -129,4 +133,4 @@ class Incidents:
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        return tuple(incident.finding() for incident in self._incidents)
+        return tuple(incident.finding(self._step) for incident in self._incidents)

@@ -53,6 +53,7 @@ def _paragraph(finding: Finding) -> list[RenderableType]:
     head = Text.assemble(
         (printable(finding.cause), _STYLES[finding.severity]),
         (f"{place} since step {finding.since:,}", "bold"),
+        ("" if finding.until is None else f", last seen at step {finding.until:,}", "bold"),
         (f"  {finding.severity}, known at step {finding.step:,}, confidence {finding.confidence:.0%}", "dim"),
     )
     lines: list[RenderableType] = [head, Padding(Text(printable(finding.advice)), (0, 0, 0, 1))]

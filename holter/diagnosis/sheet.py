@@ -44,7 +44,9 @@ class Sheet:
         self._series: dict[str, Series] = {}
 
     def add(self, step: int, rows: LayerRows) -> None:
-        self._waiting.append(_Line(step, rows.layers, rows.rows.values, rows.extras))
+        # Copies: these arrays may be views of tensors, which nobody should keep alive.
+        extras = {name: values.copy() for name, values in rows.extras.items()}
+        self._waiting.append(_Line(step, rows.layers, rows.rows.values.copy(), extras))
         if len(self._waiting) >= _MOST_WAITING:
             self._settle()
 
