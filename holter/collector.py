@@ -60,6 +60,7 @@ class Collector:
         self._gradients: ReadGradients | None = None  # read for the step that comes
         # Whether the norm of a clip, which is of all gradients, is that of what the optimizer holds; as last seen.
         self._clips_what_is_held = True
+        self._had_gradients: set[int] = set()  # parameters, when it was last looked
         self._updates = UpdateRoles(layers, self._measuring, settings.updates)
         self._moments = OptimizerRoles(layers, self._measuring, settings.optimizer_state)
         self._optimizers = WeakSet(optimizers)  # all that have been seen
@@ -124,28 +125,27 @@ class Collector:
         """Measures all gradients and clips them in the same pass; returns their norm, or None if torch must clip them.
 
         The pass is made at every step, wanted or not: what a training computes must not depend on what is recorded.
-        As it stands for torch's clip, it costs the budget nothing.
+        As it stands for torch's clip, it costs the budget nothing. Where torch must clip them, they are seen there.
         """
-        self._gradients = ReadGradients("clip")
-        is_due = self._settings.budget != 0 and self._cadence.is_due("gradient", self._settings.every)
-        if not is_due and not self._layers.is_on_cuda():
+        if not self._layers.is_on_cuda():
             return None
-        owners, tensors = self._gradients_of(None, self._gradients)
+        read = ReadGradients("clip")
+        owners, tensors = self._gradients_of(None, read)
         if not self._measuring.measurer.can_clip(tensors):
-            if is_due and self._budget.affords("gradient"):
-                self._measure_gradients("gradient", owners, tensors)
             return None
+        is_due = self._settings.budget != 0 and self._cadence.is_due("gradient", self._settings.every)
         histograms = is_due and self._cadence.wants_histogram("gradient", self._settings.every)
         timer = DeviceTimer.start(tensors[0].device)
         done = self._measuring.measurer.measure_and_clip(tensors, max_norm, histograms=histograms)
         if done is None:
             return None
         rows, norm = done
+        self._gradients = read
         # The gradients are clipped: no failure from here on may keep that from the caller.
         with self._problems.contained("note the clip"):
             if is_due:
                 self._cadence.note_measured("gradient", histograms)
-                self._gradients.add(owners, [(list(owners), rows)])
+                read.add(owners, [(list(owners), rows)])
             if timer is not None:
                 self._cadence.follow(timer, "gradient" if histograms else None)
             self.clipped(norm, max_norm, 2.0)
@@ -186,7 +186,8 @@ class Collector:
             read = self._gradients
         assert read is not None
         read.clipped |= parameters
-        is_whole = read.present <= parameters
+        self._had_gradients = read.present or self._had_gradients
+        is_whole = self._had_gradients <= parameters
         if clip is not None and is_whole:
             self.clipped(clip.norm, clip.max_norm, clip.norm_type)
         elif not is_whole:

@@ -27,6 +27,7 @@ TORCH_SIDE = (
     "holter.selection",
     "holter.hooks",
     "holter.capture",
+    "holter.clipping",
     "holter.collector",
     "holter.logged",
     "holter.batch",
