@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from holter.alerts import Alert as Alert
     from holter.diagnosis.finding import Finding as Finding
     from holter.gradients import check_gradient_flow_pattern as check_gradient_flow_pattern
     from holter.gradients import clip_gradients_with_monitoring as clip_gradients_with_monitoring
@@ -46,6 +47,7 @@ _HOMES = {
     "History": "history",
     "Finding": "diagnosis.finding",
     "TrainingStopped": "stopping",
+    "Alert": "alerts",
     "compute_gradient_norm": "gradients",
     "compute_gradient_norms": "gradients",
     "log_gradient_distribution": "gradients",

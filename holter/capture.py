@@ -58,7 +58,7 @@ class Listener(Protocol):
 
     def after_step(self, optimizer: Optimizer, has_closure: bool) -> None: ...
 
-    def torch_clips(self, parameters: set[int], clip: Clip | None) -> None: ...
+    def torch_clips(self, parameters: Sequence[Tensor], clip: Clip | None) -> None: ...
 
     def skipped_step(self, optimizer: Optimizer) -> None: ...
 
@@ -102,6 +102,10 @@ class Layers:
             self._look_again(model)
             self._structure = structure
         return [self._names[id(parameter)] for parameter in parameters], parameters
+
+    def knows(self, parameters: set[int]) -> bool:
+        """Whether one of these ids is of a parameter of the model, as it was when last looked at."""
+        return any(parameter in self._names for parameter in parameters)
 
     def has_module(self, module: nn.Module) -> bool:
         """Whether what this module puts out is to be measured."""
@@ -233,12 +237,6 @@ class Capture:
                 if not self._steps:
                     self._listener.after_step(optimizer, _has_closure(args, kwargs))
 
-    def _before_clip(self, parameters: Sequence[Tensor], clip: Clip | None) -> None:
-        with self._problems.contained("see a clip coming"):
-            model, clipped = self._model(), set(map(id, parameters))
-            if model is not None and any(id(parameter) in clipped for parameter in model.parameters()):
-                self._listener.torch_clips(clipped, clip)
-
     def _forget_steps_that_raised(self, frame: FrameType | None) -> None:
         """A step that is not on the stack of calls any more has ended by an exception, without a post-hook."""
         if not self._steps:
@@ -294,7 +292,7 @@ def _after_any_step(optimizer: Optimizer, args: Sequence[Any], kwargs: dict[str,
 
 def _before_any_clip(parameters: Sequence[Tensor], clip: Clip | None) -> None:
     for capture in tuple(_listening):
-        capture._before_clip(parameters, clip)
+        capture._listener.torch_clips(parameters, clip)  # which contains what fails in it
 
 
 def _remove_abandoned() -> None:

@@ -19,7 +19,10 @@ from holter.words import printable, size
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from holter.run import Run
 
+
+_FILES, _TOOLS = ("parquet", "csv"), ("tensorboard", "wandb", "mlflow", "trackio")
 _SEVERITIES = ["info", "warning", "critical"]  # as in diagnosis.finding, which needs numpy
 
 
@@ -238,20 +241,46 @@ def diagnose(run: Path, as_json: bool, fail_on: str | None) -> None:
 
 @main.command()
 @click.argument("run", type=click.Path(path_type=Path))
-@click.option("--to", "form", type=click.Choice(["parquet", "csv"]), required=True, help="The files' format.")
+@click.option("--to", "form", type=click.Choice([*_FILES, *_TOOLS]), required=True, help="Files, or a tool.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="A directory.  [default: RUN/export]")
-def export(run: Path, form: str, output: Path | None) -> None:
-    """Write RUN as tables: scalars, rows (one a step and layer) and histograms."""
-    from holter.export import export as export_run
+@click.option("--layers", default="8", show_default=True, metavar="N|all", help="For a tool: how many it is shown.")
+@click.option("--steps", metavar="FIRST:LAST", default=":", help="For a tool: only these.")
+@click.option("--project", help="What W&B and Trackio call so, and MLflow an experiment.")
+def export(run: Path, form: str, output: Path | None, layers: str, steps: str, project: str | None) -> None:
+    """Write RUN as tables (scalars, rows, histograms, extras), or send it to a tool as if it trained now."""
     from holter.run import open_run
 
     opened = open_run(run)
     try:
+        if form in _TOOLS:
+            _send(opened, form, output or run / "export", layers, steps, project)
+            return
+        from holter.export import export as export_run
+
         exported = export_run(opened, form, output)
     except OSError as error:
         raise ValueError(f"cannot write {_about(error)}. Name a directory you may write with -o") from error
     for file in exported:
         click.echo(f"{printable(str(file.path))}  {file.lines:,} lines, {size(file.path.stat().st_size)}")
+
+
+def _send(run: Run, tool: str, directory: Path, layers: str, steps: str, project: str | None) -> None:
+    from holter.send import send, span
+    from holter.sinks.naming import make
+
+    first, last = span(steps)
+    try:
+        sink = make(tool, directory, layers=layers if layers == "all" else _whole(layers), project=project)
+    except ImportError as error:
+        raise ValueError(str(error)) from error
+    sent, findings = send(run, sink, first, last)
+    click.echo(f"{sent:,} steps and {findings} findings sent to {tool}")
+
+
+def _whole(text: str) -> int:
+    if not text.isdecimal():
+        raise ValueError(f"--layers {text}: give a number, or all")
+    return int(text)
 
 
 @main.command()

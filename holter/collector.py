@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from itertools import compress
 from typing import Any
 from weakref import WeakSet
 
@@ -16,16 +15,15 @@ from holter.activation_roles import ActivationRoles
 from holter.budget import Budget
 from holter.cadence import Cadence
 from holter.capture import Layers, gradient_scale_of, held_by
-from holter.clipping import Clip
-from holter.draft import Draft, NamedSums, ReadGradients, RoleRows
+from holter.draft import Draft, NamedSums, RoleRows
 from holter.execution import ExecutionOrder
+from holter.gradient_reads import GradientReads
 from holter.logged import Logged, add_scalar
 from holter.measuring import Measuring
 from holter.optimizer_state import OptimizerRoles, settings_of
 from holter.problems import Problems
 from holter.settings import Settings
 from holter.stages import StageLog, StageTimes
-from holter.transfer import DeviceTimer
 from holter.update_roles import UpdateRoles
 
 _FLAGS = NamedSums(("requires_grad", "held", "has_gradient"))  # of a weight; held: by an optimizer
@@ -57,10 +55,7 @@ class Collector:
         self._order = ExecutionOrder(model, layers, problems)
         self._stage_log = StageLog()
         self._pending = Draft()
-        self._gradients: ReadGradients | None = None  # read for the step that comes
-        # Whether the norm of a clip, which is of all gradients, is that of what the optimizer holds; as last seen.
-        self._clips_what_is_held = True
-        self._had_gradients: set[int] = set()  # parameters, when it was last looked
+        self.gradients = GradientReads(layers, self._measuring, settings, problems)
         self._updates = UpdateRoles(layers, self._measuring, settings.updates)
         self._moments = OptimizerRoles(layers, self._measuring, settings.optimizer_state)
         self._optimizers = WeakSet(optimizers)  # all that have been seen
@@ -72,7 +67,7 @@ class Collector:
         """Goes on from another step, as after loading a checkpoint; what was pending there is not of this line."""
         self.step = step
         self._pending = Draft()
-        self._gradients = None
+        self.gradients.forget()
         self._order.forget()
         self._updates.restart()
         self._logged.restart()
@@ -85,11 +80,11 @@ class Collector:
 
     def training_forward(self) -> None:
         self._logged.training_forward()
-        self._gradients = None  # those that were read belong to a step that was not taken
+        self.gradients.forget()
 
     def forget_step(self) -> None:
         """One that was begun and raised."""
-        self._gradients = None
+        self.gradients.forget()
         self._order.forget()
         self._updates.give_up()
         self._activations.give_up()
@@ -113,89 +108,6 @@ class Collector:
             self._pending.set(name, value)
 
     # What is measured -----------------------------------------------------------------------------------------
-
-    def read_gradients(self, at: str, optimizer: Optimizer | None = None) -> None:
-        """Measures the gradients as they are now: those of an optimizer's parameters, or all that the model has."""
-        kind = "gradient" if optimizer is None else f"gradient {id(optimizer)}"
-        self._gradients = ReadGradients(at)
-        if self._cadence.is_wanted(kind, self._settings.every):
-            self._measure_gradients(kind, *self._gradients_of(optimizer, self._gradients))
-
-    def clip(self, max_norm: float) -> Tensor | None:
-        """Measures all gradients and clips them in the same pass; returns their norm, or None if torch must clip them.
-
-        The pass is made at every step, wanted or not: what a training computes must not depend on what is recorded.
-        As it stands for torch's clip, it costs the budget nothing. Where torch must clip them, they are seen there.
-        """
-        if not self._layers.is_on_cuda():
-            return None
-        read = ReadGradients("clip")
-        owners, tensors = self._gradients_of(None, read)
-        if not self._measuring.measurer.can_clip(tensors):
-            return None
-        is_due = self._settings.budget != 0 and self._cadence.is_due("gradient", self._settings.every)
-        histograms = is_due and self._cadence.wants_histogram("gradient", self._settings.every)
-        timer = DeviceTimer.start(tensors[0].device)
-        done = self._measuring.measurer.measure_and_clip(tensors, max_norm, histograms=histograms)
-        if done is None:
-            return None
-        rows, norm = done
-        self._gradients = read
-        # The gradients are clipped: no failure from here on may keep that from the caller.
-        with self._problems.contained("note the clip"):
-            if is_due:
-                self._cadence.note_measured("gradient", histograms)
-                read.add(owners, [(list(owners), rows)])
-            if timer is not None:
-                self._cadence.follow(timer, "gradient" if histograms else None)
-            self.clipped(norm, max_norm, 2.0)
-        return norm
-
-    def _gradients_of(self, optimizer: Optimizer | None, read: ReadGradients) -> tuple[dict[str, int], list[Tensor]]:
-        """The ids of the parameters that have gradients, by name, and these gradients: all that a clip concerns.
-
-        What of them is not to be recorded is noted in `read`.
-        """
-        held = held_by(optimizer) if optimizer is not None else None
-        owners: dict[str, int] = {}
-        tensors = []
-        for name, parameter in zip(*self._layers.everything(), strict=True):
-            gradient = parameter.grad
-            if gradient is not None and (held is None or id(parameter) in held):
-                owners[name] = id(parameter)
-                tensors.append(gradient)
-        read.present.update(owners.values())
-        read.left_out.update(read.present & self._layers.left_out)
-        return owners, tensors
-
-    def _measure_gradients(self, kind: str, owners: dict[str, int], tensors: list[Tensor]) -> None:
-        """Of those that are to be recorded."""
-        assert self._gradients is not None
-        names = list(owners)
-        if self._gradients.left_out:
-            kept = [owner not in self._gradients.left_out for owner in owners.values()]
-            names, tensors = list(compress(names, kept)), list(compress(tensors, kept))
-        self._gradients.add(owners, self._measuring.measure(kind, names, tensors, self._settings.every))
-
-    def torch_clips(self, parameters: set[int], clip: Clip | None) -> None:
-        """Reads the gradients before torch scales those of these parameters. Groups may be clipped one after the other:
-        then the first is the time to look, and no norm is that of them all."""
-        read = self._gradients
-        if read is None or read.at != "clip" or read.used_by or read.is_clipped_by(parameters):
-            self.read_gradients("clip")
-            read = self._gradients
-        assert read is not None
-        read.clipped |= parameters
-        self._had_gradients = read.present or self._had_gradients
-        is_whole = self._had_gradients <= parameters
-        if clip is not None and is_whole:
-            self.clipped(clip.norm, clip.max_norm, clip.norm_type)
-        elif not is_whole:
-            read.clip.clear()
-
-    def has_gradients(self, optimizer: Optimizer) -> bool:
-        """Whether gradients were read that this optimizer has not stepped with yet."""
-        return self._gradients is not None and id(optimizer) not in self._gradients.used_by
 
     def read_weights(self) -> None:
         pace = self._settings.weights
@@ -259,13 +171,6 @@ class Collector:
     def read_moments(self, optimizer: Optimizer) -> None:
         self._pending.rows += self._moments.after(optimizer)
 
-    def clipped(self, norm: Tensor, max_norm: float, norm_type: float | None) -> None:
-        if self._gradients is not None:
-            on_host = norm.device.type == "cpu"
-            self._gradients.clip["clip_norm"] = float(norm) if on_host else norm.detach().clone()
-            self._gradients.clip["clip_max_norm"] = float(max_norm)
-            self._gradients.norm_type = None if norm_type is None else float(norm_type)
-
     # The end of a step ----------------------------------------------------------------------------------------
 
     def finish(
@@ -275,7 +180,7 @@ class Collector:
         draft, self._pending = self._pending, Draft()
         try:
             self._cadence.charge_device_time()
-            self._take_gradients(draft, optimizer)
+            self.gradients.take(draft, optimizer)
             self._describe(draft, optimizer, scaler, skipped)
             if times is not None:
                 self._add_times(draft, times)
@@ -298,27 +203,6 @@ class Collector:
         for name, value in scalars.items():
             late.set(name, value)
         self._post(late.seal())
-
-    def _take_gradients(self, draft: Draft, optimizer: Optimizer) -> None:
-        read = self._gradients
-        if read is None:
-            return
-        if read.present:
-            held = held_by(optimizer)
-            rows = read.held(held)
-            self._clips_what_is_held = read.present <= held
-            draft.gradients_are_partial = not read.left_out.isdisjoint(held)
-            draft.rows += rows
-            if rows:
-                draft.notes["gradients_read_at"] = read.at
-        for name, value in read.clip.items():
-            draft.set(name, value)
-        is_known = bool(read.parts) and not draft.gradients_are_partial
-        if not is_known and read.norm_type == 2.0 and self._clips_what_is_held:
-            draft.set("gradient_norm", read.clip["clip_norm"])
-        read.used_by.add(id(optimizer))
-        if read.at != "clip":  # one clip may serve the steps of several optimizers
-            self._gradients = None
 
     def _describe(self, draft: Draft, optimizer: Optimizer, scaler: Any | None, skipped: bool) -> None:
         for name, value in settings_of(optimizer):

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from holter.record import Floats, LayerRows, Record
-from holter.statistics.device_rows import DeviceRows, select_rows
+from holter.statistics.device_rows import DeviceRows
 from holter.statistics.histogram import Histograms
 from holter.statistics.rows import Rows
 from holter.transfer import Parcel
@@ -86,39 +86,6 @@ class RoleRows:
 OnHost = tuple[RoleRows, Rows, Floats | None]  # what was sent, its rows and the sums beside them
 
 
-@dataclass
-class ReadGradients:
-    """Gradients as they were read: names, ids of parameters and rows, a part a device; and the clip, if it was one."""
-
-    at: str
-    parts: list[tuple[list[str], list[int], DeviceRows]] = field(default_factory=list)
-    clip: dict[str, float | Tensor] = field(default_factory=dict)
-    norm_type: float | None = None  # of the clip
-    used_by: set[int] = field(default_factory=set)  # optimizers whose step they have been recorded with
-    present: set[int] = field(default_factory=set)  # parameters that had a gradient, as far as it was looked
-    left_out: set[int] = field(default_factory=set)  # those of them that the user did not select
-    clipped: set[int] = field(default_factory=set)  # parameters that torch has clipped since
-
-    def add(self, owners: Mapping[str, int], parts: list[tuple[list[str], DeviceRows]]) -> None:
-        self.parts += [(names, [owners[name] for name in names], rows) for names, rows in parts]
-
-    def is_clipped_by(self, parameters: set[int]) -> bool:
-        """Whether some of them have been clipped before: then these are other gradients."""
-        return not self.clipped.isdisjoint(parameters)
-
-    def held(self, ids: set[int]) -> list[RoleRows]:
-        """The rows of these parameters, as far as they were selected."""
-        ids = ids - self.left_out
-        found = []
-        for names, owners, rows in self.parts:
-            places = [place for place, owner in enumerate(owners) if owner in ids]
-            if len(places) < len(names):
-                rows, names = select_rows(rows, places), [names[place] for place in places]
-            if names:
-                found.append(RoleRows("gradient", tuple(names), rows))
-        return found
-
-
 _NO_ROWS: list[RoleRows] = []
 
 
@@ -138,6 +105,7 @@ class Draft:
     rows: list[RoleRows] = field(default_factory=list)
     notes: dict[str, str] = field(default_factory=dict)
     gradients_are_partial: bool = False  # the optimizer uses others besides, which were not selected
+    clip_is_unknown: bool = False  # they were read before a clip that may have left anything of them
     # Gradients of a fused optimizer under a loss scaler are still multiplied by this when they are read.
     gradient_scale: Tensor | None = None
     size: int = 0  # bytes that it holds while it is queued
@@ -190,7 +158,9 @@ class Draft:
                 parts.setdefault(role_rows.role, []).append(LayerRows(role_rows.layers, rows))
         by_role = {role: _join(found) for role, found in parts.items()}
         _add_gradient_scalars(scalars, by_role.get("gradient"), "_selected" if self.gradients_are_partial else "")
-        completed = _completed(found, by_role.get("gradient"), _clipped_to(scalars))
+        completed = _completed(
+            found, by_role.get("gradient"), math.nan if self.clip_is_unknown else _clipped_to(scalars)
+        )
         by_role.update({role: _join(found) for role, found in completed.items()})
         return Record(self.step, self.time, {**scalars, **extra}, by_role, dict(self.notes), self.segment, self.late)
 
@@ -242,7 +212,7 @@ def _join(parts: list[LayerRows]) -> LayerRows:
 
 
 def _clipped_to(scalars: Mapping[str, float]) -> float:
-    """What a clip of Holter's left of the gradients: torch's max_norm / (norm + 1e-6), never above 1."""
+    """What a clip left of the gradients: torch's max_norm / (norm + 1e-6), never above 1."""
     if "clip_norm" not in scalars:
         return 1.0
     return min(1.0, scalars["clip_max_norm"] / (scalars["clip_norm"] + 1e-6))

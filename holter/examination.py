@@ -22,7 +22,8 @@ from holter.diagnosis.thresholds import Thresholds
 from holter.record import Record, size_of
 from holter.stopping import Patience, is_severe
 
-ADVANCE_SECONDS = 0.2
+ADVANCE_SECONDS = 1.0
+_LATE = 64  # records that wait, from which on the rules are asked less often
 MOST_RECORDS = 2048  # a step has two, where its loss is logged after it
 MOST_BYTES = 16 << 20
 # Between two looks at what has come: to be woken for every record would cost more than it is worth.
@@ -44,7 +45,7 @@ def pause_for(spent: float, elapsed: float, share: float) -> float:
 
 class Examination:
     """Of one training. `tell` is given each finding once, and again when its cause or severity has changed, and when it
-    is over."""
+    has not been seen for a while."""
 
     def __init__(
         self,
@@ -100,8 +101,7 @@ class Examination:
 
     @property
     def should_stop(self) -> bool:
-        lasting = (finding for finding in self.findings if finding.until is None)
-        return self._patience.is_over or any(is_severe(finding, "critical") for finding in lasting)
+        return self._patience.is_over or any(is_severe(finding, "critical") for finding in self.findings)
 
     def post(self, record: Record) -> None:
         """A record that is in the journal."""
@@ -170,8 +170,11 @@ class Examination:
         is_back = not record.late and record.step <= self._last_step  # a checkpoint of before was loaded
         self._last_step = self._last_step if record.late else record.step
         if follows_a_hole or is_back:
-            self._earlier, self._doctor, self._is_new = self._known, self._new_doctor(), True
+            # What began after the checkpoint went with that line of training.
+            stay = (one for one in self._known if not is_back or one.since < record.step)
+            self._earlier, self._doctor, self._is_new = tuple(stay), self._new_doctor(), True
         assert self._doctor is not None
+        self._doctor.is_late = not self._hurries and len(self._background) > _LATE
         if self._is_new and not record.late:
             self._is_new = False
             if record.step > 0:  # it has not seen the beginning, and the rules must know that
@@ -189,7 +192,7 @@ class Examination:
     def _publish(self) -> None:
         found = self._doctor.findings if self._doctor is not None else ()
         # A trouble that goes on is found again by a doctor that begins anew.
-        known = {(finding.cause, finding.layer, finding.severity) for finding in self._earlier}
+        known = {(one.cause, one.layer, one.severity) for one in self._earlier if one.until is None}
         new = tuple(one for one in found if (one.cause, one.layer, one.severity) not in known)
         self._known = (*self._earlier, *new)
         for finding in (*new, *self._not_examined()):

@@ -28,7 +28,14 @@ from holter.machine import Machine
 from holter.problems import Complaint, Problems
 from holter.record import Ending, Problem
 from holter.run import Run
-from holter.settings import Settings, cannot_write, check_layers, check_sinks, check_training, make_directory
+from holter.settings import (
+    Settings,
+    cannot_write,
+    check_layers,
+    check_training,
+    make_directory,
+    make_sinks,
+)
 from holter.sinks import Sink
 from holter.stages import Batch, Batches, Stages, StageTimes, batches
 from holter.stopping import StopOn
@@ -51,13 +58,12 @@ class Monitor:
         run: str | os.PathLike[str] | bool | None = None,
         scaler: Any | None = None,
         scheduler: Any | None = None,
-        sinks: Sequence[Sink] = (),
+        sinks: Sequence[Sink | str] = (),
     ) -> None:
         optimizers = check_training(model, optimizer, scaler)
-        check_sinks(sinks)
+        rank = rank_of_process()
         selection = check_layers(settings.layers, model)
         warn_of_other_monitors(optimizers)
-        rank = rank_of_process()
         self.path: Path | None = make_directory(run, rank)
         self._process, self._rank, self._closed = os.getpid(), rank, False
         self._scaler = weakref.ref(scaler) if scaler is not None else lambda: None
@@ -71,7 +77,8 @@ class Monitor:
         self._collectives = CollectiveClock(model) if settings.machine else None
         self._examination, self._stop_on = self._examine(info, settings), StopOn(settings.stop_on)
         try:
-            self._writer = Writer(self.path, rank, info, sinks, self._problems.add, machine, self._examination)
+            shown = make_sinks(sinks, self.path) if rank == 0 else ()  # one process tells the world
+            self._writer = Writer(self.path, rank, info, shown, self._problems.add, machine, self._examination)
         except OSError as error:
             if self._examination is not None:
                 self._examination.stop()
@@ -187,8 +194,6 @@ class Monitor:
             found: Tensor | None = self._clip_in_one_pass(max_norm)
             if found is not None:
                 return found
-        else:
-            self._read_gradients_at_clip()
         return torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm, norm_type, error_if_nonfinite, foreach)
 
     def batches(self, loader: Iterable[Batch]) -> Batches[Batch]:
@@ -308,22 +313,17 @@ class Monitor:
 
     @contained("read the gradients")
     def _read_gradients(self, at: str, optimizer: Optimizer) -> None:
-        if not self._collector.has_gradients(optimizer):  # Holter's own clip may have seen them already
-            self._collector.read_gradients(at, optimizer)
+        self._collector.gradients.read(at, optimizer)
 
     @contained("see torch's clip")
-    def torch_clips(self, parameters: set[int], clip: Clip | None) -> None:
-        self._warn_of_scaled_gradients()
-        self._collector.torch_clips(parameters, clip)
+    def torch_clips(self, parameters: Sequence[Tensor], clip: Clip | None) -> None:
+        if self._collector.gradients.torch_clips(parameters, clip):
+            self._warn_of_scaled_gradients()
 
     @contained("clip in one pass", charged=False)
     def _clip_in_one_pass(self, max_norm: float) -> Tensor | None:
         self._warn_of_scaled_gradients()
-        return self._collector.clip(max_norm)
-
-    @contained("read the gradients at the clip")
-    def _read_gradients_at_clip(self) -> None:
-        self._collector.read_gradients("clip")
+        return self._collector.gradients.clip(max_norm)
 
     def _warn_of_scaled_gradients(self) -> None:
         if self._capture.gradients_are_scaled():

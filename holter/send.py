@@ -26,3 +26,14 @@ def send(run: Run, sink: Sink, first: int = 0, last: int | None = None) -> tuple
     finally:
         sink.close()
     return steps, len(findings)
+
+
+def span(text: str) -> tuple[int, int | None]:
+    """
+    >>> span("10:20"), span("10:"), span(":20"), span(":")
+    ((10, 20), (10, None), (0, 20), (0, None))
+    """
+    first, colon, last = text.partition(":")
+    if not colon or not all(part == "" or part.isdecimal() for part in (first, last)):
+        raise ValueError(f"--steps {text}: give the first and the last step, such as 100:200, 100: or :200")
+    return int(first or 0), int(last) if last else None

@@ -241,12 +241,12 @@ def median(values: Floats) -> Floats:
 
 
 def overall_median(values: Floats) -> float:
-    """Of all of them, NaN if one is or if there are none. As np.median says, in a fifth of its time."""
+    """Of all these numbers, NaN if one is or if there are none: what np.median says, in a fifth of its time."""
     if not values.size:
         return float("nan")
     ordered = np.sort(values, axis=None)
-    count = len(ordered)
-    return float(ordered[-1] if np.isnan(ordered[-1]) else (ordered[(count - 1) // 2] + ordered[count // 2]) / 2)
+    low, high = ordered[(len(ordered) - 1) // 2], ordered[len(ordered) // 2]
+    return float(ordered[-1] if np.isnan(ordered[-1]) else low if low == high else (low + high) / 2)
 
 
 def known_median(values: Floats) -> float:

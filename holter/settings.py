@@ -11,11 +11,12 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
+from holter.alerts import Alert, Alerts
 from holter.capture import overlaps
 from holter.diagnosis.finding import SEVERITIES
 from holter.run import create_directory
 from holter.selection import Asked, Selection
-from holter.sinks import Sink
+from holter.sinks import Sink, naming
 
 HISTOGRAMS = ("gradient", "weight", "momentum", "second_moment", "activation", "batch")  # roles that have them
 _HISTOGRAM_PACE = 100  # of a role that was given none
@@ -75,7 +76,9 @@ class Settings:
     def diagnosis_share(self) -> float:
         """Of the training time, that the live diagnosis may take. It has a limit in any case: without one it would keep
         the interpreter from the training and from the writer."""
-        return _DIAGNOSIS * (_MUCH if self.budget is None else self.budget)
+        share = _MUCH if self.budget is None else self.budget
+        # Who wants to be stopped wants it in time.
+        return share if self.stop_on is not None else _DIAGNOSIS * share
 
     def _check_diagnosis(self) -> None:
         if self.stop_on is not None and self.stop_on not in SEVERITIES[1:]:
@@ -144,10 +147,29 @@ def check_layers(asked: Asked | None, model: nn.Module) -> Selection | None:
     return selection
 
 
-def check_sinks(sinks: Sequence[Sink]) -> None:
+def check_sinks(sinks: Sequence[Sink | str]) -> Sequence[Sink | str]:
+    if isinstance(sinks, str) or not isinstance(sinks, Sequence):
+        raise ValueError(f'sinks={sinks!r}: give a list of sinks or their names, such as ["tensorboard"]')
     for sink in sinks:
-        if not isinstance(sink, Sink):
+        if isinstance(sink, str):
+            naming.check(sink)
+        elif not isinstance(sink, Sink):
             raise ValueError(f"{type(sink).__name__} is not a sink: it needs write(record), alert(finding) and close()")
+    return sinks
+
+
+def make_sinks(sinks: Sequence[Sink | str], directory: Path | None) -> list[Sink]:
+    """Those that were named are made; files of theirs go to the directory of the run."""
+    return [naming.make(one, directory or Path("runs")) if isinstance(one, str) else one for one in sinks]
+
+
+def make_alerts(alerts: Sequence[str | Alert], settings: Settings) -> list[Sink]:
+    """The sink that sends them, where they are asked for."""
+    if not isinstance(alerts, str) and isinstance(alerts, Sequence) and not alerts:
+        return []
+    if not settings.diagnose or settings.budget == 0:
+        raise ValueError("alerts need the live diagnosis: leave out alerts, or diagnose=False and budget=0")
+    return [Alerts(alerts)]
 
 
 def make_directory(run: str | os.PathLike[str] | bool | None, rank: int) -> Path | None:

@@ -21,8 +21,11 @@ class TrainingStopped(Exception):
 
 
 def is_severe(finding: Finding, least: str) -> bool:
-    """Whether it is about the training, and as severe as this or more. What fails of Holter's own stops nobody."""
-    return finding.where != "monitor" and SEVERITIES.index(finding.severity) >= SEVERITIES.index(least)
+    """Whether it is about the training, and as severe as this or more. What fails of Holter's own stops nobody, and
+    neither does a machine that others make slow."""
+    return finding.where not in ("monitor", "performance") and SEVERITIES.index(finding.severity) >= SEVERITIES.index(
+        least
+    )
 
 
 class StopOn:

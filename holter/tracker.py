@@ -6,18 +6,17 @@ For loops that have no Monitor. A sink that fails is cut off and reported once; 
 from __future__ import annotations
 
 import contextlib
-import importlib
 import logging
 import time
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, SupportsFloat
+from typing import TYPE_CHECKING, SupportsFloat
 
 import numpy as np
 import numpy.typing as npt
 
-from holter.diagnosis.finding import Finding
 from holter.record import LayerRows, Record
 from holter.sinks import Fanout, Sink
+from holter.sinks.wandb import WandB
 from holter.statistics.rows import Rows
 
 if TYPE_CHECKING:
@@ -30,7 +29,8 @@ class MetricsTracker:
     """Keeps scalars in memory, in the order they came, and writes each as a Record to every sink.
 
     Steps are kept as given: repeated and out of order, too. With `use_wandb` everything also goes to the W&B
-    run that is going on, or to a new one; where W&B is not installed, that is skipped.
+    run that is going on, or to a new one, which `close` finishes; where W&B is not installed, that is skipped.
+    There a step is `holter/step`, and has a row of its own.
 
     >>> tracker = MetricsTracker()
     >>> tracker.log_scalar("loss", 0.5, step=0)
@@ -45,7 +45,7 @@ class MetricsTracker:
         if use_wandb:
             # Quietly: the same script runs on machines that have it and on those that have not.
             with contextlib.suppress(ImportError):
-                self._sinks.sinks.append(_WandbSink(importlib.import_module("wandb")))
+                self._sinks.sinks.append(WandB(layers="all", own_rows=True))
 
     def log_scalar(self, name: str, value: SupportsFloat, *, step: int) -> None:
         """Logs one number. A tensor is read here and now, which waits for its device."""
@@ -114,49 +114,3 @@ def _report(sink: Sink, error: Exception) -> None:
     # The class only: a message may hold an address or a key. Logged, not warned of: a warning can be made an error.
     kinds = type(sink).__name__, type(error).__name__
     _logger.warning("%s failed with %s: it gets no more records, training goes on", *kinds)
-
-
-class _WandbSink:
-    """Writes to the W&B run that is going on, or starts one with the first record and finishes it."""
-
-    def __init__(self, wandb: Any) -> None:
-        self._wandb = wandb
-        self._started: Any = None
-        self._defined: set[str] = set()
-
-    def write(self, record: Record) -> None:
-        run = self._run()
-        values: dict[str, Any] = dict(record.scalars)
-        for layer_rows in record.rows.values():
-            for index, layer in enumerate(layer_rows.layers):
-                counts, edges = _edges(layer_rows.rows, index)
-                if len(counts):
-                    values[layer] = self._wandb.Histogram(np_histogram=(counts, edges))
-        # A step metric of our own: W&B drops what comes with a `step=` lower than the last.
-        for name in values.keys() - self._defined:
-            run.define_metric(name, step_metric="holter/step")
-        self._defined |= values.keys()
-        run.log({**values, "holter/step": record.step})
-
-    def alert(self, finding: Finding) -> None:
-        self._run().alert(title=finding.cause, text=str(finding))
-
-    def close(self) -> None:
-        if self._started is not None:
-            self._started.finish()
-
-    def _run(self) -> Any:
-        if self._wandb.run is None:
-            self._started = self._wandb.init()
-        return self._wandb.run
-
-
-def _edges(rows: Rows, index: int, most: int = 512) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
-    """Counts and edges of one histogram; neighbours joined until there are no more than W&B takes."""
-    if rows.histograms is None:
-        return np.zeros(0, np.int64), np.zeros(0)
-    counts, edges = rows.histograms[index].edges()
-    while len(counts) > most:
-        counts = np.add.reduceat(counts, np.arange(0, len(counts), 2))
-        edges = np.append(edges[:-1:2], edges[-1])
-    return counts, edges

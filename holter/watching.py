@@ -9,9 +9,10 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
+from holter.alerts import Alert
 from holter.monitor import Monitor
 from holter.selection import Asked
-from holter.settings import Settings
+from holter.settings import Settings, check_sinks, make_alerts
 from holter.sinks import Sink
 
 
@@ -33,7 +34,8 @@ def watch(
     scheduler: Any | None = None,
     total_steps: int | None = None,
     budget: float | None = 0.01,
-    sinks: Sequence[Sink] = (),
+    sinks: Sequence[Sink | str] = (),
+    alerts: Sequence[str | Alert] = (),
     diagnose: bool = True,
     stop_on: str | None = None,
     patience: int | None = None,
@@ -42,9 +44,9 @@ def watch(
 
     Gradients are measured every `every` steps, the others every so many, None for never, within `budget`: the share of
     the time that monitoring may take (None: no limit, 0: scalars only). `layers` selects by patterns ("h.*.attn.*") or
-    a function of name and parameter or module. `scaler` shows which steps mixed precision skips, `scheduler` and
-    `total_steps` tell the plan, `sinks` get records and findings too. `diagnose` finds what is wrong as it trains; with
-    `stop_on` "critical" or "warning" `Monitor.log` raises `TrainingStopped`; for `patience` see `Monitor.should_stop`.
+    a function of name and parameter or module. `scaler` shows skipped steps, `scheduler` and `total_steps` the plan.
+    `sinks` get records and findings, `alerts` ("slack://...", see `Alert`) findings, from rank 0. `diagnose` finds what
+    is wrong; `stop_on` "critical" or "warning" makes `Monitor.log` raise; for `patience` see `Monitor.should_stop`.
 
     >>> import holter, torch
     >>> model = torch.nn.Linear(2, 1)
@@ -55,8 +57,7 @@ def watch(
     >>> len(monitor.history)
     1
     """
-    settings = Settings(
-        *(every, weights, updates, optimizer_state, activations, histograms, budget, total_steps, layers),
-        *(stages, machine, diagnose, stop_on, patience),
-    )
-    return Monitor(model, optimizer, settings, run=run, scaler=scaler, scheduler=scheduler, sinks=sinks)
+    paces = every, weights, updates, optimizer_state, activations, histograms
+    settings = Settings(*paces, budget, total_steps, layers, stages, machine, diagnose, stop_on, patience)
+    shown = [*check_sinks(sinks), *make_alerts(alerts, settings)]
+    return Monitor(model, optimizer, settings, run=run, scaler=scaler, scheduler=scheduler, sinks=shown)

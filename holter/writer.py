@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from holter.alerts import Alerts
 from holter.background import Background, Soon
 from holter.diagnosis.finding import Finding
 from holter.draft import Draft
@@ -64,7 +65,7 @@ class Writer:
         self.records: list[Record] = []
         self._directory, self._rank, self._info, self._report, self._machine = directory, rank, info, report, machine
         self._examination = examination
-        self._examined_until = 0.0  # by the clock: when the examination has to end
+        self._examined_until = self._alerted_until = 0.0  # by the clock: when they have to end
         self._segment = 0
         self._has_records = False  # in this segment
         self._journal: Journal | None = None
@@ -74,7 +75,12 @@ class Writer:
         if directory is not None:
             write_info(directory, info)
             self._open_journal(directory)
+        self._last = 0, 0  # step and segment of the newest record
+        self._is_ending, self._sinks_are_closed, self._last_words = False, False, list[Entry]()
         self._sinks = [BackgroundSink(sink, self._sink_failed) for sink in sinks]
+        for sink in sinks:
+            if isinstance(sink, Alerts):
+                sink.begin(directory, self.post_delivery, report)
         self._background: Background[Task] = Background(
             _call, partial(report, "write a record"), name="holter-writer", idle=self._touch
         )
@@ -99,10 +105,21 @@ class Writer:
         self._background.post(partial(self._write, draft), draft.size)
 
     def post_problem(self, problem: Problem) -> None:
-        self._background.post(partial(self._append, problem))
+        self._post_entry(problem)
+
+    def post_delivery(self, words: str) -> None:
+        """An alert was delivered: noted at the newest step."""
+        step, segment = self._last
+        self._post_entry(Record(step, time.time(), notes={"alerts": words}, segment=segment, late=True))
+
+    def _post_entry(self, entry: Entry) -> None:
+        if self._is_ending:  # the queue takes nothing more, but the journal is still open
+            self._last_words.append(entry)
+        else:
+            self._background.post(partial(self._append, entry))
 
     def alert(self, finding: Finding) -> None:
-        for sink in self._sinks:
+        for sink in () if self._sinks_are_closed else self._sinks:
             sink.alert(finding)
 
     def begin_segment(self) -> None:
@@ -119,13 +136,12 @@ class Writer:
 
     def close(self, ending: Ending, seconds: float) -> int:
         """Writes what is queued and the ending, within these seconds; returns how many drafts were lost."""
+        until = time.monotonic() + seconds
         self.stop(ending, seconds)
         undone = self._background.close(0.75 * seconds)
         # Where the disk kept the ending from being written, these are not closed yet.
         self._with_examination("end the diagnosis", Examination.stop)
-        until = time.monotonic() + 0.25 * seconds
-        for sink in self._sinks:
-            sink.stop(0.25 * seconds)
+        self._stop_sinks(max(0.0, until - time.monotonic()))
         for sink in self._sinks:
             sink.wait(max(0.0, until - time.monotonic()))
         return self.dropped + undone
@@ -136,7 +152,8 @@ class Writer:
 
     def stop(self, ending: Ending, seconds: float) -> None:
         """Like close, without waiting for it."""
-        self._examined_until = time.monotonic() + 0.6 * seconds
+        self._is_ending = True
+        self._examined_until, self._alerted_until = (time.monotonic() + part * seconds for part in (0.6, 0.7))
         self._background.post(partial(self._end, ending))
         self._background.stop(0.75 * seconds)
 
@@ -151,6 +168,7 @@ class Writer:
         pause = self._append(record)
         if pause is None:
             self._built = None
+            self._last = record.step, record.segment
             self._with_examination("show a record to the diagnosis", lambda examination: examination.post(record))
             for sink in self._sinks:
                 sink.write(record)
@@ -215,17 +233,32 @@ class Writer:
                 self._segment += 1
 
     def _end(self, ending: Ending) -> float | None:
-        pause = self._append(Ending(ending.time, ending.state, ending.error, self.dropped))
+        ending = replace(ending, dropped=self.dropped)
+        pause = self._append(ending)
         if pause is None:
-            self._close_journal()
             if self._machine is not None:
                 self._machine.close()
             seconds = max(0.0, self._examined_until - time.monotonic())
             # Before the sinks, which hear what it finds.
             self._with_examination("end the diagnosis", lambda examination: examination.close(seconds))
-            for sink in self._sinks:
-                sink.stop(_LONGEST_PAUSE)
+            self._stop_sinks(_LONGEST_PAUSE)
+            self._wait_for_alerts()
+            if self._last_words:  # of alerts, and of what failed meanwhile; an ending comes last
+                for entry in (*self._last_words, ending):
+                    self._append(entry)
+            self._close_journal()
         return pause
+
+    def _stop_sinks(self, seconds: float) -> None:
+        self._sinks_are_closed = True
+        for sink in self._sinks:
+            sink.stop(seconds)
+
+    def _wait_for_alerts(self) -> None:
+        for sink in self._sinks:
+            if isinstance(sink.sink, Alerts):
+                sink.wait(max(0.0, self._alerted_until - time.monotonic()))
+                sink.sink.give_up()
 
     def _close_journal(self) -> None:
         if self._journal is not None:

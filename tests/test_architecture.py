@@ -28,6 +28,7 @@ TORCH_SIDE = (
     "holter.hooks",
     "holter.capture",
     "holter.clipping",
+    "holter.gradient_reads",
     "holter.collector",
     "holter.logged",
     "holter.batch",
@@ -85,6 +86,13 @@ LIGHT = {
     "click",
     "rich",
     "wandb",
+    "tensorboard",
+    "mlflow",
+    "trackio",
+    "apprise",
+    "transformers",
+    "accelerate",
+    "lightning",
 }  # what `import holter` leaves alone
 FILE_LINES, FUNCTION_LINES = 400, 45
 

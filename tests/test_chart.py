@@ -9,6 +9,7 @@ import pytest
 
 from holter.diagnosis.chart import Chart, Moment, once_a_step
 from holter.diagnosis.doctor import Doctor
+from holter.diagnosis.events import Events
 from holter.diagnosis.suspicion import Case, Suspicion
 from holter.record import LayerRows, Record
 from holter.statistics.rows import COLUMNS, Rows
@@ -106,3 +107,36 @@ def test_a_training_that_is_never_calm_does_not_ask_at_every_step() -> None:
     late = [step for step in steps if step >= 1000]
     assert len(late) <= 0.4 * 1000
     assert len(late) >= 0.25 * 1000, "but much more often than a calm one"
+
+
+# What must not grow, and must not fail -------------------------------------------------------------------------------
+
+
+def test_layers_that_are_others_at_every_step_take_no_more_room() -> None:
+    """P4: a mixture of experts, or layers that are dropped at random."""
+    events, names = Events(), [f"experts.{place}.weight" for place in range(40)]
+    for step in range(300):
+        chosen = tuple(name for name in names if RANDOM.random() < 0.7)
+        events.add(Moment(step, scalars={"loss": 1.0}, rows={"gradient": rows(chosen)}))
+    assert len(events._places_of) <= 2 and len(events._names) == 41
+
+
+def test_rows_of_no_layer_are_no_failure() -> None:
+    events, chart = Events(), Chart({})
+    for moment in (Moment(0, rows={"gradient": rows(())}), Moment(1, rows={"gradient": rows(("a",))})):
+        events.add(moment)
+        chart.add(moment)
+    assert chart.table("gradient", "norm").names == ("a",)
+
+
+def test_a_loss_that_falls_from_zero_switches_no_rule_off() -> None:
+    """Where numpy gave infinity, a number of python's own would raise."""
+    doctor = Doctor({"layers": [{"name": name, "shape": [8, 8]} for name in ("a.weight", "b.weight")]})
+    for step in range(200):
+        told = {}
+        if step % 10 == 0:
+            told = {"update": rows(("a.weight", "b.weight"), cosine=0.99 if step >= 100 else 0.05, ratio=1e-3)}
+        loss = 0.0 if step < 100 else -0.05 * (step - 99)
+        doctor.take(Record(step, float(step), {"loss": loss, "gradient_norm": 1.0, "learning_rate": 0.0}, told))
+    doctor.finish()
+    assert not [finding for finding in doctor.findings if finding.cause == "monitor-degraded"]

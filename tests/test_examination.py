@@ -21,6 +21,7 @@ from holter.cli import main
 from holter.diagnosis.causes import RULES
 from holter.diagnosis.doctor import Doctor
 from holter.diagnosis.finding import Finding
+from holter.diagnosis.suspicion import Kind, Suspicion
 from holter.examination import ADVANCE_SECONDS, Examination, pause_for
 from holter.record import Record
 from holter.sinks import Memory
@@ -513,3 +514,62 @@ def test_what_makes_no_sense_is_refused(more: dict[str, Any], told: str) -> None
     training = make("mlp")
     with pytest.raises(ValueError, match=told):
         holter.watch(training.model, training.optimizer, **{"run": False, **more})
+
+
+# What is over -----------------------------------------------------------------------------------------------------
+
+
+class Passing:
+    """A rule that sees trouble at some steps, and the doctor that asks it alone."""
+
+    def __init__(self, *stretches: range) -> None:
+        self._stretches = stretches
+
+    def __call__(self, case: Any) -> Iterator[Suspicion]:
+        for stretch in self._stretches:
+            if case.step in stretch:
+                yield Suspicion("lr-jump", "lr", stretch.start, 0.9, Kind.FACT, severity="critical")
+
+
+def _examined(monkeypatch: pytest.MonkeyPatch, rule: Passing, steps: list[int]) -> tuple[Examination, list[Finding]]:
+    monkeypatch.setattr(examination, "Doctor", partial(Doctor, rules=(rule,)))
+    heard: list[Finding] = []
+    found = Examination({}, 1.0, None, heard.append, lambda *_: None)
+    for step in steps:
+        found.post(Record(step, float(step), {"loss": 1.0}))
+    assert found.catch_up(PATIENCE)
+    return found, heard
+
+
+def test_that_trouble_is_not_seen_any_more_is_told_once_and_stops_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Who asks once an epoch must not miss what happened in it."""
+    found, heard = _examined(monkeypatch, Passing(range(20, 40)), list(range(200)))
+    assert [(one.since, one.until is not None) for one in heard] == [(20, False), (20, True)]
+    assert heard[1].until in range(35, 40) and found.should_stop
+    found.close(PATIENCE)
+
+
+def test_what_began_after_the_checkpoint_goes_with_that_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, _ = _examined(monkeypatch, Passing(range(60, 80)), [*range(80), *range(50, 55)])
+    assert found.findings == () and not found.should_stop
+    found.close(PATIENCE)
+
+
+def test_what_began_before_the_checkpoint_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, heard = _examined(monkeypatch, Passing(range(30, 80)), [*range(80), *range(50, 58)])
+    assert [one.since for one in found.findings] == [30] and len(heard) == 1 and found.should_stop
+    found.close(PATIENCE)
+
+
+def test_what_comes_back_after_a_hole_is_told_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first was over; this is another one, of the same cause."""
+    rule = Passing(range(20, 40), range(300, 400))
+    found, heard = _examined(monkeypatch, rule, list(range(200)))
+    found._lost_its_place = True  # as where records had to be forgotten
+    for step in range(290, 320):
+        found.post(Record(step, float(step), {"loss": 1.0}))
+    assert found.catch_up(PATIENCE)
+    assert [one.since for one in found.findings] == [20, 300] and heard[-1].since == 300
+    found.close(PATIENCE)

@@ -57,6 +57,15 @@ def test_what_comes_later_revises_the_incident_and_makes_no_second_one() -> None
     assert finding.since == 88 and finding.step == 103, "known since its cause is"
 
 
+def test_what_has_not_been_said_for_a_while_tells_when_it_was_last_seen() -> None:
+    incidents = told([suspicion("cause", 95)])
+    assert [finding.until for finding in incidents.findings] == [None]
+    incidents.add([], 101 + LASTING)
+    assert [finding.until for finding in incidents.findings] == [None]
+    incidents.add([], 102 + LASTING)
+    assert [finding.until for finding in incidents.findings] == [101]
+
+
 def test_a_weak_suspicion_is_an_alternative_only() -> None:
     assert causes(told([suspicion("weak", 80, 0.3)])) == []
     assert causes(told([suspicion("weak", 80, 0.3), suspicion("strong", 90)])) == [("strong", ("weak",))]

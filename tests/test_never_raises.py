@@ -26,6 +26,7 @@ from holter import (
     draft,
     examination,
     execution,
+    gradient_reads,
     history,
     journal,
     loader_workers,
@@ -57,14 +58,22 @@ ERRORS: dict[str, Callable[[], BaseException]] = {
 }
 MODULES = (
     *(blocks, cpu_rows, device_rows, histogram, measure, rows, torch_rows),
-    *(budget, capture, codec, collector, draft, history, journal, record, run, transfer, writer),
+    *(budget, capture, codec, collector, draft, gradient_reads, history, journal, record, run, transfer, writer),
     *(collectives, examination, execution, loader_workers, machine, modules),
     *(batch, content, logged, repeats),
 )
 # Not faulted: what runs once in watch(), before training, where errors are raised on purpose; and the hooks
 # themselves, which are the guards under test. A fault is put into everything that they call.
 SPARED = {"__init__", "attach", "__post_init__", "__len__", "__repr__", "__call__", "__reduce__"}
-SPARED |= {"skipped", "_before_step", "_after_step", "_before_any_step", "_after_any_step", "_listen"}
+SPARED |= {
+    "_before_any_clip",
+    "skipped",
+    "_before_step",
+    "_after_step",
+    "_before_any_step",
+    "_after_any_step",
+    "_listen",
+}
 
 
 def _functions(module: ModuleType) -> Iterator[tuple[Any, str]]:
@@ -168,7 +177,7 @@ def test_no_fault_of_one_kind_reaches_the_training(
 def test_the_check_fails_for_an_unguarded_hook(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     """P1, planted fault: a guard that lets errors through."""
     injector = Injector(monkeypatch, 0)
-    injector.plant(collector.Collector, "clip", ("a bug",))
+    injector.plant(gradient_reads.GradientReads, "clip", ("a bug",))
     monkeypatch.setattr("holter.problems._Contained.__exit__", lambda *_: False)
     with pytest.raises(RuntimeError, match="a bug"):
         _train_with(injector, tmp_path)
@@ -179,7 +188,7 @@ PIECES = {
     "look_at_activations": {"activation"},
     "take_activations": {"activation"},
     "read_weights": {"weight"},
-    "read_gradients": {"gradient"},
+    "gradients.read": {"gradient"},
     "before_update": {"update"},
     "after_update": {"update"},
 }
@@ -191,7 +200,8 @@ def _roles_with(piece: str, monkeypatch: pytest.MonkeyPatch) -> set[str]:
     training.clip = False
     training.monitor = holter.watch(training.model, training.optimizer, run=False, budget=None, updates=1)
     if piece:
-        Injector(monkeypatch, 0).plant(collector.Collector, piece, ("a bug",), share=1.0, armed=True)
+        owner = gradient_reads.GradientReads if "." in piece else collector.Collector
+        Injector(monkeypatch, 0).plant(owner, piece.rpartition(".")[2], ("a bug",), share=1.0, armed=True)
     training.step()
     assert bool(training.monitor.findings) == bool(piece)
     return set(training.monitor.history.roles)
@@ -211,7 +221,7 @@ def test_pieces_under_one_guard_are_found(monkeypatch: pytest.MonkeyPatch) -> No
         with self._problems.contained("read a step"):
             self._collector.take_activations()
             self._collector.read_weights()
-            self._collector.read_gradients("step", optimizer)
+            self._collector.gradients.read("step", optimizer)
 
     monkeypatch.setattr(monitor.Monitor, "before_step", in_one)
     assert "gradient" in _roles_with("", monkeypatch)

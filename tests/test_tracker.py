@@ -12,12 +12,12 @@ import pytest
 import torch
 
 import holter.tracker
-from holter.diagnosis.finding import Finding
 from holter.gradients import log_gradient_distribution
 from holter.record import Record
 from holter.sinks import Memory
 from holter.statistics.measure import measure_rows
 from holter.tracker import MetricsTracker
+from tests.wandb_file import offline, read
 
 
 def test_the_examples_in_the_docstrings_run() -> None:
@@ -154,122 +154,71 @@ def test_an_interrupt_passes() -> None:
         MetricsTracker(sinks=[Failing(KeyboardInterrupt(), on="write")]).log_scalar("loss", 1.0, step=0)
 
 
-# W&B, played by a stand-in that is as strict as the original
+# W&B, the real one, offline
 
 
-class FakeHistogram:
-    def __init__(self, *, np_histogram: tuple[np.ndarray, np.ndarray]) -> None:
-        self.counts, self.edges = np_histogram
-        if len(self.counts) > 512 or len(self.counts) + 1 != len(self.edges):
-            raise ValueError("wandb.Histogram takes at most 512 bins, and one more edge")
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespace]:
+    directory = tmp_path_factory.mktemp("wandb")
+    with offline(directory) as wandb:
+        yield SimpleNamespace(wandb=wandb, read=lambda run_id: read(directory, run_id))
 
 
-class FakeRun:
-    def __init__(self) -> None:
-        self.logged: list[dict[str, Any]] = []
-        self.metrics: list[tuple[str, str]] = []
-        self.alerts: list[dict[str, str]] = []
-        self.finished = False
-
-    def log(self, data: dict[str, Any]) -> None:
-        self.logged.append(data)
-
-    def define_metric(self, name: str, *, step_metric: str) -> None:
-        self.metrics.append((name, step_metric))
-
-    def alert(self, **words: str) -> None:
-        self.alerts.append(words)
-
-    def finish(self) -> None:
-        self.finished = True
-
-
-@pytest.fixture
-def wandb(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
-    module = SimpleNamespace(run=None, Histogram=FakeHistogram, started=0)
-
-    def init() -> FakeRun:
-        module.started += 1
-        module.run = FakeRun()
-        return module.run
-
-    module.init = init
-    monkeypatch.setitem(sys.modules, "wandb", module)
-    return module
-
-
-def test_wandb_gets_scalars_at_their_own_steps(wandb: SimpleNamespace) -> None:
+def test_wandb_gets_scalars_at_their_own_steps(place: SimpleNamespace) -> None:
     """A3, P17: by a step metric, for W&B drops what comes with a lower `step=` than the last."""
     with MetricsTracker(use_wandb=True) as tracker:
-        assert wandb.started == 0  # nothing before something is logged
+        assert place.wandb.run is None  # nothing before something is logged
         for step in (5, 2):
             tracker.log_scalar("loss", step / 2, step=step)
-        tracker.log_epoch(1, a=1.0)
-        run = wandb.run
-        assert not run.finished
-    assert run.logged == [
-        {"loss": 2.5, "holter/step": 5},
-        {"loss": 1.0, "holter/step": 2},
-        {"a": 1.0, "holter/step": 1},
+            tracker.log_scalar("other", step, step=step)
+        tracker.log_epoch(1, loss=1.0)
+        run = place.wandb.run
+        tracker.log_histogram("h", measure_rows([torch.tensor([math.nan])], histograms=True), step=7)
+        tracker.log_histogram("h", measure_rows([], histograms=True), step=7)
+    assert place.wandb.run is None
+    stored = place.read(run.id)
+    assert [row for _, row in stored.rows] == [
+        {"loss": 2.5, "other": 5, "holter/step": 5},
+        {"loss": 1.0, "other": 2, "holter/step": 2},
+        {"loss": 1.0, "holter/step": 1},
     ]
-    assert run.metrics == [("loss", "holter/step"), ("a", "holter/step")]
-    assert wandb.started == 1 and run.finished
+    assert {stored.metrics[name].step_metric for name in ("loss", "other")} == {"holter/step"}
 
 
-def test_a_wandb_run_of_the_users_is_used_and_left_open(wandb: SimpleNamespace) -> None:
-    """A3."""
-    wandb.run = run = FakeRun()
-    with MetricsTracker(use_wandb=True) as tracker:
-        tracker.log_scalar("loss", 1.0, step=0)
-    assert run.logged and not run.finished and wandb.started == 0
-
-
-def test_wandb_gets_the_histogram_of_all_gradients(wandb: SimpleNamespace) -> None:
-    """A3: a wandb.Histogram with every value in it, joined to as few bins as W&B takes."""
+def test_wandb_gets_the_histogram_of_all_gradients_in_the_users_run(place: SimpleNamespace) -> None:
+    """A3: a wandb.Histogram with every value in it, joined to as few bins as W&B takes; the run is left open."""
     model = torch.nn.Linear(300, 100, bias=False)
     torch.manual_seed(0)
     exponents = torch.randint(-30, 3, (100, 300)).double()
     model.weight.grad = (torch.randn(100, 300).double() * 10**exponents).float()
     model.weight.grad[0, :50] = 0
-    tracker = MetricsTracker(use_wandb=True)
-    log_gradient_distribution(model, tracker, step=9, log_histogram=True)
-    (logged,) = [data for data in wandb.run.logged if "gradients/histogram" in data]
-    histogram = logged["gradients/histogram"]
-    assert logged["holter/step"] == 9
+    run = place.wandb.init()
+    with MetricsTracker(use_wandb=True) as tracker:
+        log_gradient_distribution(model, tracker, step=9, log_histogram=True)
+    run.log({"mine": 1})
+    run.finish()
+    ((_, row),) = place.read(run.id).rows
+    assert row.keys() == {"gradients/weight/norm", "gradients/histogram", "holter/step", "mine"}
+    counts, edges = (np.array(row["gradients/histogram"][part]) for part in ("values", "bins"))
+    assert row["holter/step"] == 9
     assert measure_rows([model.weight.grad], histograms=True).histograms[0].edges()[0].size > 512
-    assert 128 < len(histogram.counts) <= 512
-    expected, _ = np.histogram(model.weight.grad.numpy().astype(float), histogram.edges)
-    assert histogram.counts.sum() == 30_000
-    assert np.abs(histogram.counts - expected).sum() <= 100  # -0.0 and 0.0 share an edge, and may fall to either side
+    assert 128 < len(counts) <= 512 and counts.sum() == 30_000
+    expected, _ = np.histogram(model.weight.grad.numpy().astype(float), edges)
+    assert np.abs(counts - expected).sum() <= 100  # -0.0 and 0.0 share an edge, and may fall to either side
 
 
-def test_a_histogram_without_a_finite_value_is_left_out(wandb: SimpleNamespace) -> None:
-    """A3."""
-    tracker = MetricsTracker(use_wandb=True)
-    tracker.log_histogram("h", measure_rows([torch.tensor([math.nan])], histograms=True), step=1)
-    tracker.log_histogram("h", measure_rows([], histograms=True), step=2)
-    assert wandb.run.logged == [{"holter/step": 1}]
-
-
-def test_the_wandb_sink_alerts() -> None:
-    """C13: it is a whole sink."""
-    run = FakeRun()
-    sink = holter.tracker._WandbSink(SimpleNamespace(run=run))
-    sink.alert(Finding(cause="lr-too-high", where="lr", since=3, step=9, advice="Lower it to 1e-4."))
-    assert run.alerts[0]["title"] == "lr-too-high"
-    assert "Lower it to 1e-4." in run.alerts[0]["text"]
-
-
-def test_a_wandb_that_fails_is_cut_off(wandb: SimpleNamespace, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_wandb_that_fails_is_cut_off(
+    place: SimpleNamespace, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """P1: no key, no network."""
 
     def init() -> None:
         raise RuntimeError("api_key not configured")
 
-    wandb.init = init
+    monkeypatch.setattr(place.wandb, "init", init)
     tracker = MetricsTracker(use_wandb=True)
     tracker.log_scalar("loss", 1.0, step=0)
-    assert "_WandbSink failed with RuntimeError" in caplog.text
+    assert "WandB failed with RuntimeError" in caplog.text
     tracker.log_scalar("loss", 1.0, step=1)
     assert tracker.scalar("loss")[0].tolist() == [0, 1]
 
@@ -285,8 +234,9 @@ def test_without_wandb_installed_it_is_skipped_quietly(monkeypatch: pytest.Monke
     assert tracker.scalar("gradients/weight/norm")[1].tolist() == [1.0]
 
 
-def test_wandb_is_left_alone_unless_asked_for(wandb: SimpleNamespace) -> None:
+def test_wandb_is_left_alone_unless_asked_for(place: SimpleNamespace) -> None:
     """A3."""
-    wandb.run = FakeRun()
+    run = place.wandb.init()
     MetricsTracker().log_scalar("loss", 1.0, step=0)
-    assert wandb.run.logged == []
+    run.finish()
+    assert place.read(run.id).rows == []

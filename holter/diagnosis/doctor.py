@@ -17,7 +17,8 @@ from holter.record import Record
 # With nothing unusual the rules are asked every so many steps: the longer a run is, the rarer.
 _QUIET_PACE, _RAREST, _LENGTHS = 5, 25, 80
 _ALERT = 12  # steps after an unusual value for which they are asked at every one
-_EARLY = 40  # steps at the beginning of a run, where much happens
+_EARLY, _FIRST = 40, 10  # steps at the beginning of a run, where much happens, and those where most does
+_LATE_PACE = 10  # where steps wait to be examined
 # Some trainings are never calm. Each step adds so much to the times that they may be asked out of turn, up to a stock
 # that a training with something new to tell has always full.
 _EARNED, _STOCK = 0.25, 30.0
@@ -35,6 +36,7 @@ class Doctor:
         self._rules = list(rules)
         self._asked_at = -1
         self._stock = _STOCK
+        self.is_late = False  # whether more wait than it can keep up with
         self.breathe: Callable[[], None] | None = None  # between two rules, where others wait for the interpreter
         self._failed: list[Finding] = []
 
@@ -58,12 +60,20 @@ class Doctor:
         self.events.add(moment)
         step = moment.step
         self._stock = min(self._stock + _EARNED, _STOCK)
-        age = step - self.chart.first_step
-        if age < _EARLY or step - self._asked_at >= min(max(_QUIET_PACE, age // _LENGTHS), _RAREST):
+        age, waited = step - self.chart.first_step, step - self._asked_at
+        if waited >= self._pace(age):
             self._ask()
-        elif step - self.events.last_outside <= _ALERT and self._stock >= 1:
+        elif not self.is_late and step - self.events.last_outside <= _ALERT and self._stock >= 1:
             self._stock -= 1
             self._ask()
+
+    def _pace(self, age: int) -> int:
+        """In steps, where nothing is unusual."""
+        if self.is_late:
+            return _LATE_PACE
+        if age < _EARLY:
+            return 1 if age < _FIRST else 2
+        return min(max(_QUIET_PACE, age // _LENGTHS), _RAREST)
 
     def _ask(self) -> None:
         if self._asked_at == self.chart.step or self.chart.step < 0:

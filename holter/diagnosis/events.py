@@ -56,7 +56,8 @@ class Events:
     def __init__(self) -> None:
         self._names: dict[tuple[str, str | None], int] = {}  # series and layer -> its place
         self._by_place: list[tuple[str, str | None]] = []
-        self._places_of: dict[object, Integers] = {}
+        # Of each series, as its layers were last: a mixture of experts has others at every step.
+        self._places_of: dict[str, tuple[tuple[str | None, ...], Integers]] = {}
         self._baseline = Baseline(0)
         self._now = np.zeros(0, dtype=_DEPARTURE)  # of every series; since -1 while it is inside
         self._sorted: list[Event] | None = None
@@ -98,13 +99,14 @@ class Events:
 
     def _places(self, name: str, layers: tuple[str | None, ...]) -> Integers:
         """Where the series of these layers stand; new ones get a place."""
-        known = self._places_of.get((name, layers))
-        if known is None:
+        last, known = self._places_of.get(name, ((), None))
+        if known is None or last != layers:
             for layer in layers:
                 if (name, layer) not in self._names:
                     self._names[name, layer] = len(self._names)
                     self._by_place.append((name, layer))
-            known = self._places_of[name, layers] = np.array([self._names[name, layer] for layer in layers])
+            known = np.array([self._names[name, layer] for layer in layers], dtype=np.int64)
+            self._places_of[name] = layers, known
             more = np.zeros(len(self._names) - len(self._now), dtype=_DEPARTURE)
             more["since"] = -1
             self._now = np.concatenate([self._now, more])

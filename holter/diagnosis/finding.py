@@ -15,7 +15,7 @@ PLACES = ("layer", "lr", "optimizer", "loop", "data", "loss", "precision", "perf
 @dataclass(frozen=True)
 class Finding:
     """What is wrong. `since` is the step of its onset, `step` the one at which it was known; `until` the last at which
-    it was seen, once it is over."""
+    it was seen, where that is a while ago: it is over, or has become usual."""
 
     cause: str
     where: str

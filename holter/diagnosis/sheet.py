@@ -24,7 +24,7 @@ _STATISTICS = {
     "batch": ("count", "mean", "std", "abs_max", "min", "max", "nonfinite"),
 }
 _NONE = Series(())
-_MOST_WAITING = 32  # steps: their rows are kept until then
+_MOST_WAITING, _MOST_NUMBERS = 32, 1 << 18  # steps, and numbers: their rows are kept until then
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +47,7 @@ class Sheet:
         # Copies: these arrays may be views of tensors, which nobody should keep alive.
         extras = {name: values.copy() for name, values in rows.extras.items()}
         self._waiting.append(_Line(step, rows.layers, rows.rows.values.copy(), extras))
-        if len(self._waiting) >= _MOST_WAITING:
+        if len(self._waiting) >= _MOST_WAITING or len(self._waiting) * rows.rows.values.size >= _MOST_NUMBERS:
             self._settle()
 
     def series(self, statistic: str) -> Series:

@@ -24,10 +24,14 @@ _TAGS = {"gradient": "gradients", "weight": "weights", "update": "updates", "act
 _STATISTICS = {
     "gradient": ("norm", "mean", "std"),
     "weight": ("norm", "mean", "std"),
-    "update": ("norm",),
+    "update": ("update_norm",),
     "activation": ("rms", "mean", "std", "abs_max"),
     "batch": ("mean", "std", "abs_max"),
+    "momentum": ("norm",),
+    "second_moment": ("norm",),
 }
+_OTHER_NAMES = {"update_norm": "norm"}  # E2
+_MEANINGLESS = ("hash",)  # as a curve
 _WHOLE = ("batch", "histogram")  # roles whose "layers" are few, and no layers of the model
 _RANKED = "gradient"  # the role by which the first few are chosen
 
@@ -48,7 +52,7 @@ class Panels:
     def __init__(self, layers: int | str = FEW, every: int = 1) -> None:
         if layers != "all" and (not isinstance(layers, int) or isinstance(layers, bool) or layers < 0):
             raise ValueError(f'layers={layers!r}: give how many layers to show, such as {FEW}, or "all"')
-        if every < 1:
+        if not isinstance(every, int) or isinstance(every, bool) or every < 1:
             raise ValueError(f"every={every!r}: give a number of steps, 1 for all of them")
         self._most, self._every = layers, every
         self._chosen: set[str] = set()
@@ -108,7 +112,8 @@ def histogram_tag(role: str, layer: str) -> str:
 def _numbers(role: str, rows: LayerRows, places: list[int]) -> Iterator[tuple[str, float]]:
     if role == "histogram":  # a tracker's: only its shape was asked for
         return
-    columns = {name: rows.rows.derive(name) for name in _STATISTICS.get(role, ("norm",))} | dict(rows.extras)
+    columns = {name: rows.rows.derive(_OTHER_NAMES.get(name, name)) for name in _STATISTICS.get(role, ())}
+    columns.update((name, values) for name, values in rows.extras.items() if name not in _MEANINGLESS)
     for statistic, values in columns.items():
         for place in places:
             if not np.isnan(values[place]):  # not measured

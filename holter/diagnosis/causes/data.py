@@ -366,7 +366,7 @@ def _agreeing(case: Case) -> Iterator[Suspicion]:
     before, now = losses.before(int(steps[-run - 1]), 12), losses.values[-3:]
     norms = case.chart.scalar("gradient_norm").since(int(steps[-run]))
     was, left = overall_median(before), overall_median(now)
-    if not left < 0.6 * was or (len(norms) and norms[-1] > 2 * norms[0]):
+    if not was > 0 or not left < 0.6 * was or (len(norms) and norms[-1] > 2 * norms[0]):
         return
     yield Suspicion(
         "batch-repeated",

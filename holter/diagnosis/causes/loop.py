@@ -146,7 +146,7 @@ def _more_batches(chart: Chart, since: int) -> int | None:
     if not all(len(before) and len(after) for before, after in parts):
         return None
     usual = [known_median(before) for before, _ in parts]
-    if not min(usual) > 0:
+    if not all(one > 0 for one in usual):
         return None
     examples, batch = (known_median(after) / was for (_, after), was in zip(parts, usual, strict=True))
     return round(examples) if abs(batch - 1) < 0.01 and examples > 1.5 else 1

@@ -117,7 +117,9 @@ def _does_not_come_down(case: Case) -> float | None:
     if start <= 0 or len(losses) < 10 or case.step - case.chart.first_step < 15:
         return None
     guess = guess_loss(case.chart)
-    knows_nothing = len(losses) >= 40 and late > 0.97 * guess and 0.5 * guess < start < 3 * guess
+    # A model of language first learns how frequent the classes are, and falls on: only one that stays there is stuck.
+    is_flat = late > 0.97 * overall_median(losses[len(losses) // 2 : -(len(losses) // 4)])
+    knows_nothing = len(losses) >= 40 and is_flat and late > 0.97 * guess and 0.5 * guess < start < 3 * guess
     return late / start if late > 1.02 * start or knows_nothing else None
 
 

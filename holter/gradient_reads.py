@@ -1,0 +1,199 @@
+"""The gradients of the step that comes: read at a clip or where an optimizer takes them, and whose step they belong to.
+
+What was read at a clip belongs to the optimizers whose gradients were clipped, once each. Groups may be clipped one
+after the other: then the first clip is the time to look. What an optimizer takes unclipped is read at its own step.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import compress
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from holter.capture import Layers, held_by
+from holter.clipping import Clip
+from holter.draft import Draft, RoleRows
+from holter.measuring import Measuring
+from holter.problems import Problems
+from holter.settings import Settings
+from holter.statistics.device_rows import DeviceRows, select_rows
+from holter.transfer import DeviceTimer
+
+
+@dataclass(eq=False)
+class _Read:
+    """Rows, a part a device, with names and ids of their parameters; and the clips, if it was read at one."""
+
+    at: str
+    parts: list[tuple[list[str], list[int], DeviceRows]] = field(default_factory=list)
+    present: dict[int, weakref.ref[Tensor]] = field(default_factory=dict)  # gradients by their parameters' ids
+    left_out: set[int] = field(default_factory=set)  # those of them that the user did not select
+    clips: list[tuple[set[int], Clip | None]] = field(default_factory=list)  # of which parameters, and what is known
+    used_by: set[int] = field(default_factory=set)  # optimizers whose step they have been recorded with
+
+    def is_fresh(self, parameters: Iterable[Tensor]) -> bool:
+        """Whether their gradients are still those: where a clip's step was not taken, others came in their place. The
+        first one speaks for all."""
+        known = next((one for one in parameters if id(one) in self.present), None)
+        return known is not None and known.grad is not None and known.grad is self.present[id(known)]()
+
+    def is_clipped(self, parameters: set[int]) -> bool:
+        """Whether all of these that have a gradient were."""
+        return (self.present.keys() & parameters) <= set().union(*(ids for ids, _ in self.clips))
+
+    def held(self, ids: set[int]) -> list[RoleRows]:
+        """The rows of these parameters, as far as they were selected."""
+        ids = ids - self.left_out
+        found = []
+        for names, owners, rows in self.parts:
+            places = [place for place, owner in enumerate(owners) if owner in ids]
+            if len(places) < len(names):
+                rows, names = select_rows(rows, places), [names[place] for place in places]
+            if names:
+                found.append(RoleRows("gradient", tuple(names), rows))
+        return found
+
+
+class GradientReads:
+    def __init__(self, layers: Layers, measuring: Measuring, settings: Settings, problems: Problems) -> None:
+        self._layers, self._measuring, self._settings, self._problems = layers, measuring, settings, problems
+        self._at_clip: _Read | None = None
+        self._at_step: _Read | None = None
+
+    def forget(self) -> None:
+        """What was read belongs to a step that was not taken."""
+        self._at_clip = self._at_step = None
+
+    def read(self, at: str, optimizer: Optimizer) -> None:
+        """Measures what this optimizer takes, unless it was seen at a clip."""
+        if not self._was_clipped(optimizer):
+            kind = f"gradient {id(optimizer)}"
+            self._at_step = read = _Read(at)
+            if self._measuring.cadence.is_wanted(kind, self._settings.every):
+                self._measure(kind, read, *self._gradients(read, held_by(optimizer)))
+
+    def _was_clipped(self, optimizer: Optimizer) -> bool:
+        read = self._at_clip
+        if read is None or id(optimizer) in read.used_by:
+            return False
+        parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
+        return read.is_fresh(parameters) and read.is_clipped(held_by(optimizer))
+
+    # At a clip ------------------------------------------------------------------------------------------------
+
+    def clip(self, max_norm: float) -> Tensor | None:
+        """Measures all gradients and clips them in the same pass; returns their norm, or None if torch must clip them.
+
+        The pass is made at every step, wanted or not: what a training computes must not depend on what is recorded.
+        As it stands for torch's clip, it costs the budget nothing. Where torch must clip them, they are seen there.
+        """
+        if not self._layers.is_on_cuda():
+            return None
+        read, cadence = _Read("clip"), self._measuring.cadence
+        owners, tensors = self._gradients(read)
+        if not self._measuring.measurer.can_clip(tensors):
+            return None
+        is_due = self._settings.budget != 0 and cadence.is_due("gradient", self._settings.every)
+        histograms = is_due and cadence.wants_histogram("gradient", self._settings.every)
+        timer = DeviceTimer.start(tensors[0].device)
+        done = self._measuring.measurer.measure_and_clip(tensors, max_norm, histograms=histograms)
+        if done is None:
+            return None
+        rows, norm = done
+        # The gradients are clipped: no failure from here on may keep that from the caller.
+        with self._problems.contained("note the clip"):
+            if is_due:
+                cadence.note_measured("gradient", histograms)
+                read.parts.append((list(owners), list(owners.values()), rows))
+            if timer is not None:
+                cadence.follow(timer, "gradient" if histograms else None)
+            read.clips.append((set(read.present), _kept(Clip(norm, max_norm, 2.0))))
+            self._at_clip = read
+        return norm
+
+    def torch_clips(self, parameters: Sequence[Tensor], clip: Clip | None) -> bool:
+        """Reads all gradients before torch scales those of these parameters, unless they were read since the last
+        step; False where none of them is the model's."""
+        ids = set(map(id, parameters))
+        if not self._layers.knows(ids):
+            return False
+        read = self._at_clip
+        is_known = read is not None and not read.used_by and read.is_fresh(parameters)
+        if read is None or not is_known or any(not earlier.isdisjoint(ids) for earlier, _ in read.clips):
+            read = self._at_clip = _Read("clip")
+            owners, tensors = self._gradients(read)
+            if self._measuring.cadence.is_wanted("gradient", self._settings.every):
+                self._measure("gradient", read, owners, tensors)
+        read.clips.append((ids, None if clip is None else _kept(clip)))
+        return True
+
+    # What there is --------------------------------------------------------------------------------------------
+
+    def _gradients(self, read: _Read, held: set[int] | None = None) -> tuple[dict[str, int], list[Tensor]]:
+        """The ids of the parameters that have gradients, by name, and these gradients; noted in `read`."""
+        owners: dict[str, int] = {}
+        tensors = []
+        for name, parameter in zip(*self._layers.everything(), strict=True):
+            gradient = parameter.grad
+            if gradient is not None and (held is None or id(parameter) in held):
+                owners[name] = id(parameter)
+                tensors.append(gradient)
+        read.present.update(zip(owners.values(), map(weakref.ref, tensors), strict=True))
+        read.left_out.update(read.present.keys() & self._layers.left_out)
+        return owners, tensors
+
+    def _measure(self, kind: str, read: _Read, owners: dict[str, int], tensors: list[Tensor]) -> None:
+        """Those that are to be recorded."""
+        names = list(owners)
+        if read.left_out:
+            kept = [owner not in read.left_out for owner in owners.values()]
+            names, tensors = list(compress(names, kept)), list(compress(tensors, kept))
+        for part, rows in self._measuring.measure(kind, names, tensors, self._settings.every):
+            read.parts.append((part, [owners[name] for name in part], rows))
+
+    # The step -------------------------------------------------------------------------------------------------
+
+    def take(self, draft: Draft, optimizer: Optimizer) -> None:
+        """What was read for the step of this optimizer."""
+        read, self._at_step = self._at_step, None
+        if read is None:
+            read = self._at_clip if self._was_clipped(optimizer) else None
+        if read is None:
+            return
+        read.used_by.add(id(optimizer))
+        if not read.present:  # nothing was looked at
+            return
+        held = held_by(optimizer)
+        rows = read.held(held)
+        draft.gradients_are_partial = not read.left_out.isdisjoint(held)
+        draft.rows += rows
+        if rows:
+            draft.notes["gradients_read_at"] = read.at
+        if read.at == "clip":
+            _add_clip(draft, read, held)
+
+
+def _add_clip(draft: Draft, read: _Read, held: set[int]) -> None:
+    """The clip of all that the optimizer holds; where there were several, what became of its gradients is not known."""
+    own = read.present.keys() & held
+    ids, clip = next(((ids, clip) for ids, clip in read.clips if own <= ids), (own, None))
+    if clip is None:
+        draft.clip_is_unknown = True
+        return
+    draft.set("clip_norm", clip.norm)
+    draft.set("clip_max_norm", clip.max_norm)
+    is_known = bool(read.parts) and not draft.gradients_are_partial
+    if not is_known and clip.norm_type == 2.0 and (read.present.keys() & ids) <= held:
+        draft.set("gradient_norm", clip.norm)
+
+
+def _kept(clip: Clip) -> Clip:
+    """With the norm as it is now: a user may go on computing with it."""
+    norm = clip.norm
+    if isinstance(norm, Tensor):
+        norm = float(norm) if norm.device.type == "cpu" else norm.detach().clone()
+    return replace(clip, norm=norm, max_norm=float(clip.max_norm))

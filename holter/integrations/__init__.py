@@ -1,0 +1,1 @@
+"""Holter inside other people's training loops: a file for each. Nothing of them is imported until it is asked for."""

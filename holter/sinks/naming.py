@@ -1,0 +1,41 @@
+"""Sinks by their names: for the command line, and for `watch(sinks=["wandb"])`."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from holter.sinks import Console, MLflow, Sink, TensorBoard, Trackio, WandB
+
+NAMES = ("console", "tensorboard", "wandb", "mlflow", "trackio")
+
+
+def check(name: str) -> None:
+    """Whether there is such a sink, and what it needs is installed."""
+    if name not in NAMES:
+        there_are = ", ".join(NAMES)
+        raise ValueError(
+            f"there is no sink {name!r}: there are {there_are}; or give an object with write, alert, close"
+        )
+    if name != "console" and find_spec(name) is None:
+        raise ImportError(f"the sink {name!r} needs {name}: pip install 'holter[{name}]'")
+
+
+def make(name: str, directory: Path, *, layers: int | str = 8, project: str | None = None) -> Sink:
+    """`directory` is for what is written to files of its own; `project` what W&B and Trackio call so, and MLflow an
+    experiment."""
+    named: dict[str, Any] = {"project": project} if project else {}
+    match name:
+        case "console":
+            return Console(layers=layers)
+        case "tensorboard":
+            return TensorBoard(directory / "tensorboard", layers=layers)
+        case "wandb":
+            return WandB(layers=layers, **named)
+        case "mlflow":
+            return MLflow(experiment=project, layers=layers)
+        case "trackio":
+            return Trackio(project or "holter", layers=layers)
+    check(name)
+    raise AssertionError("a name that was checked is made")
