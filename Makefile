@@ -13,7 +13,7 @@ demo: $(READY)
 	@$(BIN)/holter demo
 
 test: $(READY)
-	@$(BIN)/python -m pytest -q -n $(JOBS)
+	@$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal
 
 check: $(READY)
 	@$(BIN)/ruff format --check --quiet .

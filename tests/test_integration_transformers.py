@@ -366,7 +366,8 @@ def test_a_training_that_raised_is_closed_as_failed_when_the_next_begins(tmp_pat
         ({"every": 0}, "at least 1"),
         ({"stop_on": "info"}, "'warning' or 'critical'"),
         ({"stop": True, "diagnose": False}, "needs the live diagnosis"),
-        ({"sinks": ["tensorboard"]}, "not a sink"),
+        ({"sinks": [3]}, "not a sink"),
+        ({"sinks": ["prometheus"]}, "there is no sink"),
     ],
 )
 def test_what_cannot_be_done_is_refused_at_once(options: dict[str, Any], said: str) -> None:

@@ -47,7 +47,7 @@ from holter.record import Record
 from holter.statistics import blocks, content, cpu_rows, device_rows, histogram, measure, rows, torch_rows
 from tests.models import Training, differences, make
 
-STEPS = 24
+STEPS = 14
 ERRORS: dict[str, Callable[[], BaseException]] = {
     "disk full": lambda: OSError(errno.ENOSPC, "No space left on device"),
     "input/output error": lambda: OSError(errno.EIO, "Input/output error"),

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import holter
 from holter.capture import Layers
-from holter.collector import Collector
+from holter.gradient_reads import GradientReads
 from holter.statistics.device_rows import DeviceRows
 from holter.statistics.measure import Measurer
 from tests.test_selection import Tiny, Watched
@@ -119,14 +119,14 @@ def test_a_clip_of_the_selected_alone_would_be_found(monkeypatch: pytest.MonkeyP
     """Planted fault: the pass is given only what is to be recorded."""
     clip_in_one_pass(monkeypatch)
     whole = Watched(clip=0.01)
-    honest = Collector._gradients_of
+    honest = GradientReads._gradients
 
-    def selected(self: Collector, optimizer: Any, read: Any) -> tuple[dict[str, int], list[Tensor]]:
-        owners, tensors = honest(self, optimizer, read)
+    def selected(self: GradientReads, read: Any, held: Any = None) -> tuple[dict[str, int], list[Tensor]]:
+        owners, tensors = honest(self, read, held)
         kept = [place for place, owner in enumerate(owners.values()) if owner not in read.left_out]
         return {list(owners)[place]: list(owners.values())[place] for place in kept}, [tensors[i] for i in kept]
 
-    monkeypatch.setattr(Collector, "_gradients_of", selected)
+    monkeypatch.setattr(GradientReads, "_gradients", selected)
     watched = Watched("head", clip=0.01)
     pairs = zip(watched.model.parameters(), whole.model.parameters(), strict=True)
     assert not all(torch.equal(mine, other) for mine, other in pairs)

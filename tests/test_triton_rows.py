@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 import holter
+from holter import gradient_reads
 from holter.capture import Layers
-from holter.collector import Collector
 from holter.statistics import histogram
 from holter.statistics.device_rows import DeviceRows
 from holter.statistics.histogram import Histograms
@@ -267,7 +267,7 @@ def test_what_is_trained_does_not_depend_on_what_is_recorded() -> None:
 def test_a_failure_after_the_clip_does_not_clip_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """P1: whatever fails in noting the clip, the norm is that of the gradients as they were."""
     _, norms, _ = train()
-    monkeypatch.setattr(Collector, "clipped", lambda *_: 1 / 0)
+    monkeypatch.setattr(gradient_reads, "_kept", lambda *_: 1 / 0)
     _, others, monitor = train()
     assert others == norms and monitor.findings
 

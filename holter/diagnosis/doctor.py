@@ -61,7 +61,7 @@ class Doctor:
         step = moment.step
         self._stock = min(self._stock + _EARNED, _STOCK)
         age, waited = step - self.chart.first_step, step - self._asked_at
-        if waited >= self._pace(age):
+        if waited >= self._pace(age) or self._incidents.is_unsure:
             self._ask()
         elif not self.is_late and step - self.events.last_outside <= _ALERT and self._stock >= 1:
             self._stock -= 1

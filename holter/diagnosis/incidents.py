@@ -115,6 +115,7 @@ class Incidents:
     def __init__(self) -> None:
         self._incidents: list[Incident] = []
         self._step = 0
+        self.is_unsure = False  # whether something was said for the first time: the next step will tell
         self._heard: set[str] = set()  # causes suspected when the rules were last asked
 
     def add(self, suspicions: Iterable[Suspicion], step: int) -> None:
@@ -129,6 +130,7 @@ class Incidents:
                     incident.add(suspicion, step)
             elif suspicion.score >= ENOUGH and is_sure and len(self._incidents) < MOST:
                 self._incidents.append(Incident(suspicion, step))
+        self.is_unsure = any(one.score >= ENOUGH and one.cause not in self._heard for one in said)
         self._heard = {suspicion.cause for suspicion in said}
 
     @property
