@@ -3,20 +3,21 @@
 Purses: every second of training earns `share` seconds, divided among the kinds of measurements; every measurement
 spends what it took from the purse of its kind, and one that this cannot pay for is left out. So an expensive look at
 activations, say, is paid off by later looks at activations, while gradients go on. What a full purse cannot hold goes
-to the others. A run starts with an advance of a second, so that short runs are seen well, and pays it back with half of
-what it earns: after that, measuring costs its share of the time. It is for the first seconds, in which short steps are
-many: what is left of it then is taken back. What every step needs, a record of its scalars, is
-spent from all purses but never left out: where steps are very short that alone may exceed the share, and so it takes
-no more than three quarters of what they earn. Setting up is paid by no purse: what a kind takes the first time is
-mostly the loading of kernels and the making of tables, and would keep the run unseen for hundreds of steps.
+to the others. A run starts with an advance of a second, so that short runs are seen well, and pays it back with a
+quarter of what it earns: after that, measuring costs its share of the time. It is for the first seconds, in which short
+steps are many: what is left of it then is taken back. What every step needs, a record of its scalars, is spent from all
+purses but never left out: where steps are very short that alone may exceed the share, and so it takes no more than six
+tenths of what they earn. Setting up is paid by no purse: what a kind takes the first time is mostly the loading of
+kernels and the making of tables, and would keep the run unseen for hundreds of steps.
 """
 
 from __future__ import annotations
 
 ADVANCE_SECONDS = 1.0
 _ADVANCED_FOR = 20.0  # seconds of training
-_REPAID = 0.5  # of what is earned, while an advance is owed
-_FOR_RECORDS = 0.75  # of what is earned, at most
+_REPAID = 0.25  # of what is earned, while an advance is owed
+_FOR_RECORDS = 0.6  # of what is earned, at most
+BESIDE = 0.5  # of what another thread takes, that a training feels: torch lets go of the interpreter
 _OUTLIER = 10  # times what was expected
 _SMOOTHING = 0.2  # weight of the newest cost in the expected one
 # How the share is divided, and the advance: most of that goes to what is wanted at every step. Kinds begin with these.

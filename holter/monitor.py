@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from holter.budget import Budget
+from holter.budget import BESIDE, Budget
 from holter.capture import Capture, Layers, warn_of_other_monitors
 from holter.clipping import Clip
 from holter.collectives import CollectiveClock
@@ -338,7 +338,7 @@ class Monitor:
     @contained("record a step")
     def _record_step(self, optimizer: Optimizer, skipped: bool, times: StageTimes | None) -> None:
         seconds = self._writer.seconds
-        self._budget.share_out(self._visible(seconds - self._writer_seconds))
+        self._budget.share_out(BESIDE * self._visible(seconds - self._writer_seconds))
         self._writer_seconds = seconds
         if self._examination is not None:  # which has a purse of its own
             seconds = self._examination.seconds

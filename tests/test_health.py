@@ -71,6 +71,7 @@ NORMAL = np.random.default_rng(1).normal(size=(3, 5000))
         ("loss", {"loss": BROKEN}),
         ("gradient norm", {"gradient_norm": np.full(100, 50.0)}),
         ("gradient norm", {"gradient_norm": np.full(100, 1e-3)}),
+        ("gradient norm", {"gradient_norm": np.where(np.arange(100) < 50, 1.0, np.nan)}),
         ("phase", {"ratios": [3e-5, 4e-5, 2e-5]}),
         ("out of all bounds", {"ratios": [3e-3, 0.3, 2e-3]}),
         ("out of all bounds", {"ratios": [3e-3, 1e-9, 2e-3]}),
@@ -82,6 +83,25 @@ NORMAL = np.random.default_rng(1).normal(size=(3, 5000))
 )
 def test_each_line_fails_where_it_should(name: str, changes: dict[str, Any]) -> None:
     assert check(name, **changes).state == "failed"
+
+
+def test_an_update_that_is_no_number_does_not_hide_the_one_before() -> None:
+    """A training that has gone to NaN has no ratios any more: the last ones that it had are judged."""
+    records = [Record(step, 0.0, rows={"update": _ratios(np.array([3e-3, 4e3, 2e-3]))}) for step in range(30)]
+    broken = History([*records, Record(30, 0.0, rows={"update": _ratios(np.full(3, np.nan))})])
+    (found,) = [line for line in check_health(broken, LAYERS) if "out of all bounds" in line.name]
+    assert found.state == "failed" and "b.weight" in found.text
+    empty = History([Record(step, 0.0, rows={"update": _ratios(np.full(3, np.nan))}) for step in range(30)])
+    (found,) = [line for line in check_health(empty, LAYERS) if "out of all bounds" in line.name]
+    assert found.state == "not observed"
+
+
+def _ratios(values: np.ndarray) -> LayerRows:
+    return LayerRows(("a.weight", "b.weight", "c"), measure_rows([torch.ones(4)] * 3), {"ratio": values})
+
+
+def test_steps_that_became_quicker_are_no_trouble() -> None:
+    assert check("throughput", step_time=np.where(np.arange(100) < 50, 0.2, 0.1)).state == "passed"
 
 
 def test_layers_of_another_kind_are_not_compared() -> None:

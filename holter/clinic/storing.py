@@ -28,7 +28,8 @@ def select(cases: Iterable[Case], only: str | None, split: str) -> list[Case]:
     chosen = {case.id for case in of_half if fnmatch(case.id, pattern)}
     chosen |= {case.twin for case in of_half if case.id in chosen and case.twin is not None}
     if not chosen:
-        raise ValueError(f"no case of {split} fits {only!r}: `holter clinic show` lists them")
+        half = "" if split == "all" else f" of the {split} half"
+        raise ValueError(f"no case{half} fits {only!r}: `holter clinic show` lists them")
     return [case for case in of_half if case.id in chosen]
 
 

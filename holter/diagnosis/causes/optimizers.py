@@ -78,8 +78,10 @@ def tight_clip(case: Case) -> Iterator[Suspicion]:
     if len(times) < 10 or not (times[-10:] > 1).all() or not overall_median(times[-20:]) > _TIGHT:
         return
     _, ratios = middle(case.chart.table("update", "ratio"), matrices(case.chart, case.chart.table("update", "ratio")))
-    if is_adaptive(case.chart) and len(ratios) and not overall_median(ratios[-3:]) < 1e-4:
-        return  # Adam's steps do not depend on the length of the gradient, as long as that is the same
+    # Adam's steps do not depend on the length of the gradient, as long as that is the same; and where gradients explode
+    # a clip that leaves a millionth of them is what the training lives by.
+    if len(ratios) and not overall_median(ratios[-3:]) < (1e-4 if is_adaptive(case.chart) else 1e-3):
+        return
     below = np.flatnonzero(~(times > 0.5 * _TIGHT))
     since = int(steps[below[-1] + 1]) if len(below) and below[-1] + 1 < len(steps) else int(steps[0])
     if case.step - since < 10:
@@ -121,8 +123,8 @@ def _pinned(case: Case) -> Iterator[Suspicion]:
         Kind.FACT,
         evidence={"norm": limit, "update_ratio": float(ratios[-1])},
         advice=f"Every gradient has a norm of {number(limit)} to the last digits, so it is cut to that, and a step "
-        f"changes weights by {ratios[-1]:.1g} of their size: raise max_norm, to 1 for a start, and call "
-        "monitor.clip_grad_norm_ in place of torch's to see what the norms were.",
+        f"changes weights by {ratios[-1]:.1g} of their size: raise max_norm, to 1 for a start, and clip "
+        "with monitor.clip_grad_norm_ or torch's own to see what the norms were.",
         check="It worked if the norm of the gradient varies from step to step.",
     )
 

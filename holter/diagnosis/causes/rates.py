@@ -16,6 +16,7 @@ from holter.words import number
 _SMOOTH = 1.35  # between two steps, of a rate that follows its schedule
 _AT_FLOOR = 8  # steps
 _FIRST_STEP = 0.03  # of a weight's size: while its second moment is young, Adam moves every value by the rate
+_EXPLODES = 10.0  # times its size that a step moves a weight by: no rate is that high
 _OPENING = 60  # steps in which a rate that is wrong from the start shows
 
 
@@ -75,7 +76,9 @@ def too_high(case: Case) -> Iterator[Suspicion]:
     one_way = len(cosines) > 1 and bool((cosines[-2:] > 0.9).all())  # too long steps go to and fro
     rates = chart.scalar("learning_rate").opening[:, 0]
     rate = float(np.nanmax(rates)) if len(rates) else float("nan")
-    better = rate * min(0.1, 0.01 / largest)
+    better = rate * min(0.1, max(1e-3, 0.01 / largest))
+    explodes = largest > _EXPLODES and not is_adaptive(chart)
+    clip = "clip the gradients (monitor.clip_grad_norm_(1.0)), which are that long, and " if explodes else ""
     yield Suspicion(
         "lr-too-high",
         "lr",
@@ -84,7 +87,7 @@ def too_high(case: Case) -> Iterator[Suspicion]:
         severity="critical",
         evidence={"update_ratio": largest, "rate": rate, "loss_over_start": bad},
         advice=f"One step changes a weight by {100 * largest:.0f} % of its size, and the loss does not come down: "
-        f"lower the rate from {number(rate)} to about {number(better)}.",
+        f"{clip}lower the rate from {number(rate)} to about {number(better)}.",
         check="It worked if update ratios are near 0.01 or below and the loss falls within the first 50 steps.",
     )
 
