@@ -21,7 +21,7 @@ BESIDE = 0.5  # of what another thread takes, that a training feels: torch lets 
 _OUTLIER = 10  # times what was expected
 _SMOOTHING = 0.2  # weight of the newest cost in the expected one
 # How the share is divided, and the advance: most of that goes to what is wanted at every step. Kinds begin with these.
-_PARTS = {"gradient": 0.4, "update": 0.15, "weight": 0.1, "moment": 0.1, "activation": 0.15, "batch": 0.1}
+_PARTS = {"gradient": 0.4, "update": 0.15, "weight": 0.08, "moment": 0.07, "activation": 0.1, "batch": 0.2}
 _ADVANCES = {"gradient": 0.3, "update": 0.1, "weight": 0.1, "moment": 0.1, "activation": 0.1, "batch": 0.3}
 _MOMENTS = ("momentum", "second_moment")
 

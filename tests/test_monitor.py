@@ -263,7 +263,7 @@ def test_an_expensive_kind_does_not_silence_the_others() -> None:
                 budget.learn(kind, cost)
                 budget.settle(cost)
     assert made["gradient"] > 50_000 and made["update 7"] > 1000
-    assert made["activation"] == 0, "its share of 20 s is 3 s so far, and it has cost 10"
+    assert made["activation"] == 0, "its share of 20 s is 2 s so far, and it has cost 10"
     assert budget.spent - 10.0 <= 0.01 * budget.elapsed
 
 
