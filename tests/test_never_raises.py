@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import inspect
 import random
+import time
 import threading
 from collections.abc import Callable, Iterator
 from types import ModuleType
@@ -133,6 +134,10 @@ def _train_with(injector: Injector, path: Any) -> Training:
         for _ in range(STEPS):
             training.step()
         _ = training.monitor.history, training.monitor.findings  # waits for all threads
+        # A sign of life is nobody's record: a thread that failed to give it may be about to say so.
+        deadline = time.monotonic() + 5
+        while injector.injected and training.monitor.state != "degraded" and time.monotonic() < deadline:
+            time.sleep(0.001)
         assert not injector.injected or training.monitor.state == "degraded", injector.site
         training.monitor.close()
     finally:
