@@ -5,8 +5,8 @@ from __future__ import annotations
 import errno
 import inspect
 import random
-import time
 import threading
+import time
 from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
