@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from holter.diagnosis.causes import optimizers, rates
 from holter.diagnosis.chart import Chart, Moment, once_a_step
 from holter.diagnosis.doctor import Doctor
 from holter.diagnosis.events import Events
@@ -77,7 +78,7 @@ def test_an_answer_is_kept_until_the_next_step_and_no_longer() -> None:
     assert last_loss(one) == 2.0 and asked == [0, 0, 1]
 
 
-def asked_at(losses: np.ndarray) -> list[int]:
+def asked_at(losses: np.ndarray, is_late: bool = False) -> list[int]:
     """The steps at which a doctor asks its rules in a training with these losses."""
     steps: list[int] = []
 
@@ -86,6 +87,7 @@ def asked_at(losses: np.ndarray) -> list[int]:
         yield from ()
 
     doctor = Doctor({}, rules=(rule,))
+    doctor.is_late = is_late
     for step, loss in enumerate(losses.tolist()):
         doctor.take(Record(step, float(step), {"loss": loss}))
     doctor.finish()
@@ -140,3 +142,45 @@ def test_a_loss_that_falls_from_zero_switches_no_rule_off() -> None:
         doctor.take(Record(step, float(step), {"loss": loss, "gradient_norm": 1.0, "learning_rate": 0.0}, told))
     doctor.finish()
     assert not [finding for finding in doctor.findings if finding.cause == "monitor-degraded"]
+
+
+def test_a_doctor_that_is_late_asks_rarely_whatever_happens() -> None:
+    losses = RANDOM.normal(2.0, 0.01, size=300)
+    losses[100:110] = 50.0
+    assert np.diff(asked_at(losses, is_late=True)[:-1]).tolist() == [10] * 28
+
+
+# Advice and rates ---------------------------------------------------------------------------------------------------
+
+
+def too_high(losses: np.ndarray, ratio: float) -> list[Suspicion]:
+    """What the rule says of a training of words, whose labels have an entropy of 2 nats, with these losses."""
+    chart = Chart({"layers": [{"name": "a.weight", "shape": [8, 8]}]})
+    for step, loss in enumerate(losses.tolist()):
+        told = {"batch": rows(("targets",), label_entropy=2.0, size=64.0)}
+        told |= {"update": rows(("a.weight",), ratio=ratio)} if step % 5 == 0 else {}
+        chart.add(Moment(step, scalars={"loss": loss, "learning_rate": 0.01}, rows=told))
+    return list(rates.too_high(Case(chart, Events())))
+
+
+def test_a_loss_that_falls_past_that_of_a_guess_is_no_rate_too_high() -> None:
+    """A model of language first learns how frequent its words are."""
+    assert too_high(np.full(60, 6.0), 0.15), "one that stays there is"
+    assert not too_high(np.linspace(9.0, 4.6, 60), 0.15)
+
+
+def test_no_rate_is_cut_by_more_than_a_thousand_and_what_explodes_is_clipped() -> None:
+    (found,) = too_high(np.full(60, 6.0), 3000.0)
+    assert "clip the gradients" in found.advice and "from 0.01 to about 1e-05" in found.advice
+    (found,) = too_high(np.full(60, 6.0), 0.5)
+    assert "clip" not in found.advice and "from 0.01 to about 0.0002" in found.advice
+
+
+@pytest.mark.parametrize(("ratio", "is_said"), [(1e-5, True), (1e-2, False)])
+def test_a_clip_that_leaves_updates_of_a_fair_size_is_not_too_tight(ratio: float, is_said: bool) -> None:
+    """Where gradients explode, one that leaves a millionth of them is what a training lives by."""
+    chart = Chart({"layers": [{"name": "a.weight", "shape": [8, 8]}]})
+    for step in range(60):
+        told = {"update": rows(("a.weight",), ratio=ratio)} if step % 5 == 0 else {}
+        chart.add(Moment(step, scalars={"loss": 1.0, "clip_norm": 1e6, "clip_max_norm": 1.0}, rows=told))
+    assert bool(list(optimizers.tight_clip(Case(chart, Events())))) == is_said

@@ -24,8 +24,9 @@ from holter.diagnosis.finding import Finding
 from holter.diagnosis.suspicion import Kind, Suspicion
 from holter.examination import ADVANCE_SECONDS, Examination, pause_for
 from holter.record import Record
+from holter.settings import Settings
 from holter.sinks import Memory
-from holter.stopping import Patience, StopOn, TrainingStopped
+from holter.stopping import Patience, StopOn, TrainingStopped, is_severe
 from tests.models import differences, make
 from tests.sick_trainings import Net, batches
 
@@ -573,3 +574,18 @@ def test_what_comes_back_after_a_hole_is_told_again(monkeypatch: pytest.MonkeyPa
     assert found.catch_up(PATIENCE)
     assert [one.since for one in found.findings] == [20, 300] and heard[-1].since == 300
     found.close(PATIENCE)
+
+
+# How much it may take -----------------------------------------------------------------------------------------------
+
+
+def test_who_wants_to_be_stopped_gives_the_diagnosis_all_of_the_budget() -> None:
+    plain, stopped = (Settings(stop_on=stop_on) for stop_on in (None, "critical"))
+    assert plain.diagnosis_share < 0.002 and stopped.diagnosis_share == stopped.budget == 0.01
+    assert plain.measuring_share == pytest.approx(0.01 - plain.diagnosis_share)
+    assert Settings(diagnose=False).measuring_share == 0.01 and Settings(budget=None).measuring_share is None
+
+
+@pytest.mark.parametrize(("where", "stops"), [("lr", True), ("performance", False), ("monitor", False)])
+def test_a_slow_machine_stops_nobody(where: str, stops: bool) -> None:
+    assert is_severe(Finding("a-cause", where, 0, 1, "critical"), "warning") == stops

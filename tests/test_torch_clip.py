@@ -297,6 +297,19 @@ def test_each_optimizer_has_its_own_gradients_whichever_are_clipped(clipped: str
             assert set(record.rows["gradient"].layers) == {f"{name}.weight", f"{name}.bias"}
 
 
+def test_what_was_not_clipped_is_read_where_its_optimizer_takes_it() -> None:
+    """The other half has gradients already when the first is clipped, and more are added to them in place."""
+    model, (first, second) = adversaries()
+    with holter.watch(model, [first, second], run=False, budget=None, diagnose=False) as monitor:
+        for part in model.values():
+            (10 * part(torch.randn(2, 4)).square().sum()).backward()
+        imported_early(model["d"].parameters(), MAX_NORM)
+        (10 * model["g"](torch.randn(2, 4)).square().sum()).backward()
+        norm = norm_of(list(model["g"].parameters()))
+        second.step()
+    assert monitor.history.scalar("gradient_norm")[1].tolist() == pytest.approx([norm], rel=1e-6)
+
+
 def test_one_clip_of_all_is_told_at_both_steps_and_taken_for_neithers_norm() -> None:
     model, optimizers = adversaries()
     with holter.watch(model, optimizers, run=False, budget=None, diagnose=False) as monitor:
