@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_ as imported_early
 
 import holter
-from holter import clipping
+from holter import capture, clipping
 from tests.models import make
 
 MAX_NORM = 1e-3  # far below what any step has: every one is clipped
@@ -26,7 +26,10 @@ def torchs_own() -> list[Any]:
 
 
 @pytest.fixture(autouse=True)
-def torch_stays_as_it_was() -> Iterator[None]:
+def torch_stays_as_it_was(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    # A monitor that another test left open has hooks and stand-ins too: these tests have their own.
+    monkeypatch.setattr(capture, "_listening", [])
+    monkeypatch.setattr(capture, "_step_hooks", [])
     before = torchs_own()
     yield
     assert torchs_own() == before
