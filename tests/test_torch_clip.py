@@ -27,7 +27,10 @@ def torchs_own() -> list[Any]:
 
 @pytest.fixture(autouse=True)
 def torch_stays_as_it_was(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    # A monitor that another test left open has hooks and stand-ins too: these tests have their own.
+    # A monitor that another test left open has stand-ins too: they step aside for these tests.
+    for stand in capture._step_hooks:
+        for module, name, inner, _ in getattr(stand, "_stood", ()):
+            monkeypatch.setattr(module, name, inner)
     monkeypatch.setattr(capture, "_listening", [])
     monkeypatch.setattr(capture, "_step_hooks", [])
     before = torchs_own()
