@@ -26,13 +26,9 @@ def torchs_own() -> list[Any]:
 
 
 @pytest.fixture(autouse=True)
-def torch_stays_as_it_was(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    # A monitor that another test left open has stand-ins too: they step aside for these tests.
-    for stand in capture._step_hooks:
-        for module, name, inner, _ in getattr(stand, "_stood", ()):
-            monkeypatch.setattr(module, name, inner)
-    monkeypatch.setattr(capture, "_listening", [])
-    monkeypatch.setattr(capture, "_step_hooks", [])
+def torch_stays_as_it_was() -> Iterator[None]:
+    for left_open in tuple(capture._listening):  # by another test
+        capture._listen_no_more(left_open)
     before = torchs_own()
     yield
     assert torchs_own() == before
