@@ -16,6 +16,7 @@ from holter.statistics.device_rows import is_dense, sent
 from holter.statistics.measure import numbers_in
 
 MOST = 4096  # numbers of a tensor
+_PIECE = 128
 
 
 def stride_of(size: int) -> int:
@@ -36,6 +37,11 @@ class Segments:
         self.counts = list(counts)
         self._on_host = device.type == "cpu"
         self._lengths, self._total = sent(self.counts, device), sum(self.counts)
+        # A device sums each stretch with one thread: short pieces first, and then the pieces of each stretch.
+        whole = [divmod(count, _PIECE) for count in self.counts]
+        pieces = [length for many, rest in whole for length in (*[_PIECE] * many, *([rest] if rest else []))]
+        self._pieces = sent(pieces, device)
+        self._pieces_of = sent([many + (rest > 0) for many, rest in whole], device)
         self._filled = np.flatnonzero(self.counts)  # reduceat has no sum over nothing
         self._starts = np.cumsum([0, *self.counts])[self._filled]
 
@@ -46,7 +52,8 @@ class Segments:
         line = next(line for pair in pairs for line in pair if line is not None)
         nothing = torch.full_like(line, torch.nan, dtype=torch.float64)
         products = [nothing if a is None or b is None else a.double() * b for a, b in pairs]
-        return torch.segment_reduce(torch.stack(products, dim=1), "sum", lengths=self._lengths, unsafe=True)
+        pieces = torch.segment_reduce(torch.stack(products, dim=1), "sum", lengths=self._pieces, unsafe=True)
+        return torch.segment_reduce(pieces, "sum", lengths=self._pieces_of, unsafe=True)
 
     def spread(self, values: Tensor) -> Tensor:
         """A line of the values, one a tensor: each as often as its stretch is long."""

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import holter
-from holter.samples import MOST, Sampler, stride_of
+from holter.samples import MOST, Sampler, Segments, stride_of
 from holter.statistics.sketch import WIDTH
 
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
@@ -427,3 +427,14 @@ def test_optimizers_that_are_gone_leave_no_samples() -> None:
             optimizer.step()
         gc.collect()
         assert list(monitor._collector._updates._samples) == [optimizer]
+
+
+@pytest.mark.parametrize("counts", [[1, 128, 129, 16_384, 0, 5], [4096] * 3, [7], [256, 0, 0]])
+def test_sums_over_stretches_are_the_same_by_pieces(counts: list[int]) -> None:
+    """As a device does it, against numpy on the host: no stretch loses its rest, and one without numbers is 0."""
+    random = torch.Generator().manual_seed(0)
+    first, second = (torch.randn(sum(counts), generator=random, dtype=torch.float64) for _ in range(2))
+    segments = Segments(counts, torch.device("cpu"))
+    expected = segments.dots((first, second), (second, second))
+    segments._on_host = False
+    torch.testing.assert_close(segments.dots((first, second), (second, second)), expected)
