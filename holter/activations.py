@@ -25,7 +25,7 @@ from holter.attention import Kind, attention_statistics, first_floating, kind_of
 from holter.hooks import ModuleHook
 from holter.modules import blocks_in, compiled_parts, is_leaf, walk
 from holter.problems import Complaint, Problems
-from holter.statistics.activation import Bounds, Kept, Signals, derive_signals, measure_signals
+from holter.statistics.activation import Bounds, Kept, Signals, derive_signals, measure_signals, portion
 from holter.statistics.device_rows import DeviceRows
 from holter.statistics.measure import unmeasurable
 
@@ -235,8 +235,10 @@ class ActivationCapture:
             return
         with _aside():
             y = _plain(y)
-            kept = measure_signals(y, self._unit_dim(module, y), _bounds_of(module))
-            self._step.layers[name] = _Seen(kept, self._measure([y]))
+            unit_dim = self._unit_dim(module, y)
+            part = portion(y, unit_dim)
+            kept = measure_signals(part, unit_dim, _bounds_of(module))
+            self._step.layers[name] = _Seen(kept, self._measure([part]))
 
     def _see_projection(self, name: str, module: nn.Module, args: Any, output: Any) -> None:
         if self._counts(module) and name.rpartition(".")[0] not in self._step.attention:

@@ -37,7 +37,7 @@ from holter.settings import (
     make_sinks,
 )
 from holter.sinks import Sink
-from holter.stages import Batch, Batches, Stages, StageTimes, batches
+from holter.stages import DEVICE_PACE, Batch, Batches, Stages, StageTimes, batches
 from holter.stopping import StopOn
 from holter.training_info import describe_training, rank_of_process
 from holter.writer import Writer
@@ -72,7 +72,7 @@ class Monitor:
         self._layers = Layers(model, selection, self._problems)
         info = describe_training(model, optimizers, scheduler, settings.total_steps, self._layers)
         device = next(model.parameters()).device
-        self._stages = Stages(device) if settings.stages else None
+        self._stages = Stages(device, DEVICE_PACE) if settings.stages else None
         machine = Machine(device) if settings.machine else None
         self._collectives = CollectiveClock(model) if settings.machine else None
         self._examination, self._stop_on = self._examine(info, settings), StopOn(settings.stop_on)

@@ -26,7 +26,7 @@ import torch
 STAGES = ("data", "forward", "backward", "optimizer", "other")
 PENDING = 64  # steps whose times nobody has read yet; the oldest is given up for the next one
 _FOLD, _MOST = 128, 1024  # moments of one step: summed up in such portions; kept while the device has not got there
-_LATE_PACE = 10  # steps: what is known late costs a record of its own
+DEVICE_PACE = 10  # steps: on a device every moment is a call of CUDA, and what is known late a record of its own
 _Event = torch.cuda.Event
 
 
@@ -49,6 +49,11 @@ class StageTimes:
         self._moments: Sequence[_Moment] | None = moments
         self._earlier, self._observed, self._unused = earlier, frozenset(observed), unused
         self._seconds: dict[str, float] = {}
+
+    @property
+    def is_expected(self) -> bool:
+        """Whether there is something that nobody has read yet."""
+        return bool(self._moments)
 
     def ready(self) -> bool:
         """Whether the device has done this step; never waits."""
@@ -79,15 +84,16 @@ class Stages:
 
     `device` is where the training computes; None or a CPU: the host's clock is the truth. It may be set at any time,
     and the next step is timed there. Other kinds of devices are asynchronous without these events: not observed.
+    On CUDA one step in `pace` is timed: not those whose number is a multiple of it, at which others like to measure.
     """
 
-    def __init__(self, device: torch.device | None = None) -> None:
-        self.device = device
+    def __init__(self, device: torch.device | None = None, pace: int = 1) -> None:
+        self.device, self._pace, self._steps = device, pace, 0
         self._timed_on: torch.device | None = None
         self._stage, self._observed = "other", {"other"}
         self._moments: list[_Moment] = []
         self._earlier: dict[str, float] = {}  # of this step, where it has very many moments
-        self._is_lost = False  # this step cannot be observed
+        self._is_lost = False  # this step cannot be observed, or is not to be
         self._unused: deque[_Event] = deque(maxlen=_MOST)
         self._pending: deque[StageTimes] = deque(maxlen=PENDING)
 
@@ -124,6 +130,7 @@ class Stages:
             self._open("other")
         moments = [] if self._is_lost else self._moments
         times = StageTimes(moments, self._earlier, self._observed, self._unused)
+        self._steps += 1
         self._begin()
         if len(self._pending) == PENDING:
             self._pending[0].give_up()  # the append drops it
@@ -135,7 +142,9 @@ class Stages:
             self._timed_on = self.device
             self._unused = deque(maxlen=_MOST)  # an event belongs to one device
         self._stage, self._moments, self._earlier = "other", [], {}
-        self._is_lost = self._timed_on is not None and self._timed_on.type not in ("cpu", "cuda")
+        kind = "cpu" if self._timed_on is None else self._timed_on.type
+        is_due = kind == "cpu" or self._steps % self._pace == self._pace // 2
+        self._is_lost = kind not in ("cpu", "cuda") or not is_due
         self._mark(_Moment("other", time.perf_counter() - early, None))
 
     def _open(self, stage: str, waited: float = 0.0) -> None:
@@ -201,7 +210,7 @@ Batch = TypeVar("Batch")
 
 
 class StageLog:
-    """Stage times as scalars of the step they belong to: at once on the CPU; on CUDA late, and of every tenth step."""
+    """Stage times as scalars of the step they belong to: at once on the CPU, late on CUDA."""
 
     def __init__(self) -> None:
         self._waiting: deque[tuple[int, StageTimes]] = deque(maxlen=PENDING)
@@ -209,7 +218,7 @@ class StageLog:
     def add(self, step: int, times: StageTimes) -> dict[str, float]:
         """The scalars that are known already."""
         found = _named(times.seconds())
-        if not found and step % _LATE_PACE == 0:
+        if not found and times.is_expected:
             self._waiting.append((step, times))
         return found
 

@@ -12,11 +12,15 @@ import torch
 from torch import Tensor
 
 
+_FEW = 256  # bytes
+
+
 class Parcel:
     """Small result tensors on their way to the host. The sender must not write to them any more.
 
     On the CPU they have arrived already. On CUDA a stream of its own copies them when the work that makes them is
-    done, so that training does not queue behind the copies. The last of them is a flag: whoever looks for the others
+    done, so that training does not queue behind the copies; a few numbers go on the training's own, for a change of
+    streams takes the host longer than they take the device. The last of them is a flag: whoever looks for the others
     looks at that, and makes no call to CUDA, which might fall into the capture of a graph by the training thread.
     """
 
@@ -45,6 +49,10 @@ class Parcel:
 
 
 def _send(device: torch.device, pairs: list[tuple[Tensor, Tensor]]) -> None:
+    if sum(host.nbytes for host, _ in pairs) <= _FEW:
+        for host, tensor in pairs:
+            host.copy_(tensor, non_blocking=True)
+        return
     stream = _stream(device)
     stream.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(stream):

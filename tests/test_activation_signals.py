@@ -9,7 +9,16 @@ import torch
 from torch import Tensor, nn
 
 from holter.statistics import activation
-from holter.statistics.activation import SIGNALS, Bounds, Signals, Window, derive_signals, measure_signals, unit_reach
+from holter.statistics.activation import (
+    SIGNALS,
+    Bounds,
+    Signals,
+    Window,
+    derive_signals,
+    measure_signals,
+    portion,
+    unit_reach,
+)
 from tests.armed import armed, reference, signal
 
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn)
@@ -162,3 +171,40 @@ def test_a_large_tensor_in_pieces_counts_the_same(monkeypatch: pytest.MonkeyPatc
     whole = derived(y, 2, Bounds(-1.0, 1.0))
     monkeypatch.setattr(activation, "_PIECE", 100)
     assert derived(y, 2, Bounds(-1.0, 1.0)) == whole
+
+
+# Of large ones a part -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("shape", "unit_dim"), [((4, 100, 8), 2), ((100, 4, 8), -1), ((3, 8, 20, 30), 1), ((60, 8), 1)]
+)
+def test_of_a_large_activation_a_part_is_taken_with_all_units(
+    shape: tuple[int, ...], unit_dim: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    y = torch.arange(math.prod(shape), dtype=torch.float64).reshape(shape)
+    assert portion(y, unit_dim) is y
+    monkeypatch.setattr(activation, "MOST", y.numel() // 7)
+    part = portion(y, unit_dim)
+    assert y.numel() // 9 <= part.numel() <= y.numel() // 5 and part.shape[unit_dim] == y.shape[unit_dim]
+    assert part.flatten()[0] == y.flatten()[0] and set(part.flatten().tolist()) < set(y.flatten().tolist())
+    by_unit = (one.movedim(unit_dim, 0).flatten(1) for one in (part, y))
+    assert all(set(some.tolist()) < set(every.tolist()) for some, every in zip(*by_unit, strict=True))
+
+
+def test_an_activation_without_examples_is_taken_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(activation, "MOST", 10)
+    y = torch.ones(100)
+    assert portion(y, 0) is y
+
+
+def test_a_look_at_a_large_layer_reads_a_part_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The row says of how many values it is; dead units are those of the part."""
+    monkeypatch.setattr(activation, "MOST", 64)
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU())
+    with torch.no_grad():
+        model[0].bias[:2] = -1e3
+    seen = armed(model, torch.randn(200, 4))
+    (part,) = seen.parts
+    assert part.rows.values[:, 0].tolist() == [8 * 8, 8 * 8]
+    assert signal(seen, "1", "dead") == 0.25

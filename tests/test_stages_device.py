@@ -23,7 +23,7 @@ class Device:
     def __init__(self) -> None:
         self.now = 100.0
         self.free_at = 0.0
-        self.events = 0
+        self.events = self.recorded = 0
         self.is_capturing = False
 
     def host(self, seconds: float) -> None:
@@ -50,6 +50,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
         def record(self, stream: object) -> None:
             assert not device.is_capturing, "it would become part of the graph"
             self.at = max(device.free_at, device.now)
+            device.recorded += 1
 
         def query(self) -> bool:
             return device.now >= self.at
@@ -232,6 +233,20 @@ def test_a_captured_step_is_not_observed(device: Device) -> None:
     device.synchronize()
     assert captured.seconds() == first.seconds() == {} and then.seconds()["forward"] == pytest.approx(0.03)
     assert captured.ready()
+
+
+def test_one_step_in_so_many_is_timed_and_the_others_make_no_call(device: Device) -> None:
+    stages, found, events = Stages(CUDA, pace=4), [], []
+    for _ in range(12):
+        before = device.recorded
+        found.append(step(stages, device, load=0.01))
+        events.append(device.recorded - before)
+        device.synchronize()
+    assert [times.is_expected for times in found] == [number % 4 == 2 for number in range(12)]
+    # The first moment of a step is the last of the one before.
+    assert [number for number, many in enumerate(events) if not many] == [0, 3, 4, 7, 8, 11]
+    assert found[6].seconds()["forward"] == pytest.approx(0.03, abs=1e-4) and found[7].seconds() == {}
+    assert all(step(Stages(None, pace=4), device, load=0.01).seconds() for _ in range(4))
 
 
 def test_a_model_that_moves_is_timed_where_it_is(device: Device) -> None:

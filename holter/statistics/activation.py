@@ -27,6 +27,7 @@ SIGNALS = ("dead", "saturated", "near_overflow", "rank", "spread")
 
 SAMPLE_ROWS = SAMPLE_UNITS = 256  # what the rank is computed from
 MARGIN = 0.02  # of half the range: |tanh| >= 0.98, sigmoid <= 0.01 or >= 0.99
+MOST = 1 << 22  # values of an activation that are looked at
 _PIECE = 1 << 24  # elements that are compared at a time: the comparison takes memory
 _TOGETHER = 32 * SAMPLE_ROWS * SAMPLE_UNITS  # elements of a stack on a device: in float64 they take 16 MiB
 _TOGETHER_ON_CPU = SAMPLE_ROWS * SAMPLE_UNITS  # calls are cheap there, and what leaves the cache takes twice as long
@@ -66,6 +67,21 @@ class Bounds:
 
 
 # In the hook ----------------------------------------------------------------------------------------------------
+
+
+def portion(y: Tensor, unit_dim: int) -> Tensor:
+    """All of an activation of up to MOST values; of a larger one every so many examples, tokens or lines of an image,
+    whichever are most. All units are in it, and the first token, which is often unlike the others.
+
+    A look at a large model is as dear as what it reads; and what millions of values do not show is not to be found
+    once in a hundred steps either.
+    """
+    stride = -(-y.numel() // MOST)
+    others = [dim for dim in range(y.ndim) if dim != unit_dim % y.ndim]
+    if stride == 1 or not others:
+        return y
+    most = max(others, key=lambda dim: y.shape[dim])
+    return y[(slice(None),) * most + (slice(None, None, stride),)].contiguous()
 
 
 def measure_signals(y: Tensor, unit_dim: int, bounds: Bounds | None = None) -> Kept:

@@ -147,7 +147,10 @@ class _Tables:
     def move_to(self, addresses: list[int]) -> None:
         if addresses != self._addresses:
             self._addresses = addresses
-            self._address_table = sent(addresses, self._device)
+            if len(addresses) == 1:  # an activation, each time elsewhere: one number needs no memory of the host's
+                self._address_table = torch.full((1,), addresses[0], dtype=torch.int64, device=self._device)
+            else:
+                self._address_table = sent(addresses, self._device)
 
     def measure(self, histograms: bool) -> DeviceRows:
         rows = torch.empty(self._tensors, len(COLUMNS), dtype=torch.float64, device=self._device)
