@@ -1,9 +1,10 @@
 """ActivationCapture: what the layers of a model put out in the training forwards of an armed step.
 
-Hooks are on the modules only while it is armed, so every other step runs the model untouched. Each activation is
-measured in its hook, at once: an in-place layer may overwrite it right after, and one that is kept would stay in
-memory although the training had let it go (activation checkpointing). Only small things are kept, from which
-`collect` derives the signals of all layers together: a hook is as dear as it has calls of torch.
+Hooks are on the modules only while it is armed, so every other step runs the model untouched. A hook is as dear as
+it has calls of torch, so it does little: it copies the activation, or of a large one a part, since an in-place layer
+may overwrite it right after, and one that is kept would stay in memory although the training had let it go (activation
+checkpointing). A few copies together are measured in one pass, and then let go; `collect` derives the signals of all
+layers together.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ _CHANNELS_FIRST = (
     *(nn.modules.pooling._MaxPoolNd, nn.modules.pooling._AvgPoolNd),
     *(nn.modules.pooling._AdaptiveAvgPoolNd, nn.modules.pooling._AdaptiveMaxPoolNd),
 )
+_HELD, _HELD_ON_CPU = 64 << 20, 1 << 20  # bytes of copies that wait; on the CPU as many as stay in its cache
 _UNITS_LAST = (nn.Linear, nn.LayerNorm, nn.RMSNorm, nn.Embedding, nn.RNNBase, nn.MultiheadAttention)
 
 
@@ -85,7 +87,6 @@ class Activations:
 @dataclass(eq=False)
 class _Seen:
     kept: Kept
-    rows: DeviceRows
     calls: int = 1
 
 
@@ -94,6 +95,9 @@ class _Step:
     """What has been seen since `arm`."""
 
     layers: dict[str, _Seen] = field(default_factory=dict)
+    waiting: dict[str, Tensor] = field(default_factory=dict)  # copies that are not measured yet
+    held: int = 0  # bytes of them
+    measured: list[tuple[tuple[str, ...], DeviceRows]] = field(default_factory=list)  # each of one device
     unit_dims: dict[torch.Size, int] = field(default_factory=dict)  # shape -> as a layer that knows it last had it
     projected: dict[str, Tensor] = field(default_factory=dict)  # only while their attention module runs
     attention: dict[str, Tensor] = field(default_factory=dict)
@@ -149,6 +153,8 @@ class ActivationCapture:
         if not step.layers and step.logits is None:
             return None
         with self._problems.contained("collect activations"), self._timing(), _aside():
+            with self._problems.contained("measure activations"):
+                self._measure_waiting(step)
             order = tuple(step.layers)
             return Activations(order, self._blocks & set(order), _by_device(step), step.attention, step.logits)
         return None
@@ -236,9 +242,18 @@ class ActivationCapture:
         with _aside():
             y = _plain(y)
             unit_dim = self._unit_dim(module, y)
-            part = portion(y, unit_dim)
-            kept = measure_signals(part, unit_dim, _bounds_of(module))
-            self._step.layers[name] = _Seen(kept, self._measure([part]))
+            copy = portion(y, unit_dim)
+            self._step.layers[name] = _Seen(measure_signals(copy, unit_dim, _bounds_of(module)))
+            self._step.waiting[name] = copy
+            self._step.held += copy.nbytes
+            if self._step.held > (_HELD_ON_CPU if copy.device.type == "cpu" else _HELD):
+                self._measure_waiting(self._step)
+
+    def _measure_waiting(self, step: _Step) -> None:
+        waiting, step.waiting, step.held = step.waiting, {}, 0
+        for device in dict.fromkeys(copy.device for copy in waiting.values()):
+            names = tuple(name for name, copy in waiting.items() if copy.device == device)
+            step.measured.append((names, self._measure([waiting[name] for name in names])))
 
     def _see_projection(self, name: str, module: nn.Module, args: Any, output: Any) -> None:
         if self._counts(module) and name.rpartition(".")[0] not in self._step.attention:
@@ -324,20 +339,21 @@ def _aside() -> Iterator[None]:
 
 
 def _by_device(step: _Step) -> tuple[ActivationRows, ...]:
-    groups: dict[torch.device, list[str]] = {}
-    for name, seen in step.layers.items():
-        groups.setdefault(seen.kept.reach.device, []).append(name)
-    return tuple(_joined(names, [step.layers[name] for name in names]) for names in groups.values())
+    groups: dict[torch.device, list[tuple[tuple[str, ...], DeviceRows]]] = {}
+    for names, rows in step.measured:
+        groups.setdefault(rows.values.device, []).append((names, rows))
+    return tuple(_joined(step.layers, parts) for parts in groups.values())
 
 
-def _joined(names: list[str], seen: list[_Seen]) -> ActivationRows:
-    histograms = [one.rows.histograms for one in seen if one.rows.histograms is not None]
+def _joined(layers: Mapping[str, _Seen], parts: list[tuple[tuple[str, ...], DeviceRows]]) -> ActivationRows:
+    names = tuple(name for some, _ in parts for name in some)
+    histograms = [rows.histograms for _, rows in parts if rows.histograms is not None]
     return ActivationRows(
-        layers=tuple(names),
-        calls=tuple(one.calls for one in seen),
+        layers=names,
+        calls=tuple(layers[name].calls for name in names),
         rows=DeviceRows(
-            torch.cat([one.rows.values for one in seen]),
-            torch.cat(histograms) if len(histograms) == len(seen) else None,
+            torch.cat([rows.values for _, rows in parts]),
+            torch.cat(histograms) if len(histograms) == len(parts) else None,
         ),
-        kept=tuple(one.kept for one in seen),
+        kept=tuple(layers[name].kept for name in names),
     )

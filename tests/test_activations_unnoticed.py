@@ -20,7 +20,7 @@ from holter import activations
 from holter.activations import ActivationCapture
 from holter.problems import Problems
 from holter.statistics import activation
-from holter.statistics.activation import SAMPLE_ROWS, SAMPLE_UNITS, Window, measure_signals
+from holter.statistics.activation import SAMPLE_ROWS, SAMPLE_UNITS, Window, portion
 from holter.statistics.device_rows import DeviceRows
 from tests.armed import MODELS, armed, make, problems_of, watch
 
@@ -59,9 +59,9 @@ def test_a_hook_that_touches_the_training_is_found(fault: str, monkeypatch: pyte
 
     def touch(y: Tensor, *rest: Any) -> Any:
         _ = torch.rand(1) if fault == "random" else y.mul_(1.001)
-        return measure_signals(y, *rest)
+        return portion(y, *rest)
 
-    monkeypatch.setattr(activations, "measure_signals", touch)
+    monkeypatch.setattr(activations, "portion", touch)
     with pytest.raises((AssertionError, RuntimeError)):
         test_training_is_bit_exact_and_random_numbers_are_the_same("mlp", False)
 
@@ -145,7 +145,21 @@ def test_what_is_kept_until_collecting_is_small_and_none_of_the_activations_memo
         for part in (seen.kept.reach, seen.kept.sample):
             assert part.untyped_storage().data_ptr() not in memory
             assert part.untyped_storage().nbytes() <= 4 * SAMPLE_ROWS * SAMPLE_UNITS
+    assert list(capture._step.waiting) == ["2"]  # those before were measured when there was a lot of them
+    assert not memory & {copy.untyped_storage().data_ptr() for copy in capture._step.waiting.values()}
     capture.collect()
+
+
+@pytest.mark.parametrize("name", ["mlp", "cnn"])
+def test_a_few_at_a_time_are_measured_as_each_by_itself(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for held in (0, 1 << 30):
+        monkeypatch.setattr(activations, "_HELD_ON_CPU", held)
+        model, x = make(name)
+        found.append(armed(model, x))
+    (one,), (other,) = found[0].parts, found[1].parts
+    assert one.layers == other.layers == found[0].order and len(one.layers) > 2
+    assert torch.equal(one.rows.values, other.rows.values)
 
 
 def test_the_seconds_of_a_look_hold_those_of_collecting(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,13 +201,14 @@ def test_a_hook_that_fails_stays_a_problem(error: type[Exception]) -> None:
     torch.manual_seed(1)
     output = model(x)
     found = capture.collect()
-    assert found is not None and found.order == () and found.logits is not None and problems_of(capture)
+    assert found is not None and found.parts == () and found.logits is not None and problems_of(capture)
     torch.manual_seed(1)
     assert torch.equal(output, model(x))
 
 
-def test_the_users_interrupt_passes_and_a_failing_selection_does_not() -> None:
+def test_the_users_interrupt_passes_and_a_failing_selection_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = make("mlp")
+    monkeypatch.setattr(activations, "_HELD_ON_CPU", 0)  # measured in the hook
 
     def interrupt(*args: Any) -> Any:
         raise KeyboardInterrupt
@@ -202,7 +217,8 @@ def test_the_users_interrupt_passes_and_a_failing_selection_does_not() -> None:
     capture.arm()
     with pytest.raises(KeyboardInterrupt):
         model(x)
-    assert capture.collect() is None
+    found = capture.collect()
+    assert found is not None and found.parts == () and found.logits is None
     refusing = watch(model, selected=lambda name, module: 1 / 0)
     refusing.arm()
     model(x)

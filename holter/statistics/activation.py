@@ -70,18 +70,18 @@ class Bounds:
 
 
 def portion(y: Tensor, unit_dim: int) -> Tensor:
-    """All of an activation of up to MOST values; of a larger one every so many examples, tokens or lines of an image,
-    whichever are most. All units are in it, and the first token, which is often unlike the others.
+    """A copy of an activation of up to MOST values; of a larger one, of every so many examples, tokens or lines of an
+    image, whichever are most. All units are in it, and the first token, which is often unlike the others.
 
     A look at a large model is as dear as what it reads; and what millions of values do not show is not to be found
     once in a hundred steps either.
     """
     stride = -(-y.numel() // MOST)
     others = [dim for dim in range(y.ndim) if dim != unit_dim % y.ndim]
-    if stride == 1 or not others:
-        return y
-    most = max(others, key=lambda dim: y.shape[dim])
-    return y[(slice(None),) * most + (slice(None, None, stride),)].contiguous()
+    if stride > 1 and others:
+        most = max(others, key=lambda dim: y.shape[dim])
+        y = y[(slice(None),) * most + (slice(None, None, stride),)]
+    return y.clone()
 
 
 def measure_signals(y: Tensor, unit_dim: int, bounds: Bounds | None = None) -> Kept:
@@ -98,7 +98,7 @@ def measure_signals(y: Tensor, unit_dim: int, bounds: Bounds | None = None) -> K
         saturated = _share(y, lambda part: (part >= high) | (part <= low))
     if _may_overflow(reach, half):
         near_overflow = _share(y, lambda part: part.abs() >= half)
-    # A copy even where all of it is taken: a view would keep the activation, and see what is written to it later.
+    # A copy even where all of it is taken: a view would keep all of the activation.
     taken = _sampled(y, unit_dim, SAMPLE_ROWS, SAMPLE_UNITS).clone(memory_format=torch.contiguous_format)
     return Kept(reach, taken.flatten(0, -2), saturated, near_overflow)
 
