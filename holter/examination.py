@@ -29,6 +29,8 @@ MOST_BYTES = 16 << 20
 # Between two looks at what has come: to be woken for every record would cost more than it is worth.
 _PACE_SECONDS = 0.25
 _BREATH_SECONDS = 5e-5
+_LONGEST_BREATH = 0.02
+_GENTLE = 10  # times as long as it has worked the thread rests, where few records wait
 
 Item = tuple[Record, bool]  # and whether what came before it was forgotten
 Report = Callable[[str, BaseException], None]
@@ -67,6 +69,7 @@ class Examination:
         self._lost_its_place = False  # what came before the next record was forgotten
         self._hurries = 0  # how many wait for the diagnosis
         self._asked_for = 0.0  # seconds spent while they did, which the purse does not pay for
+        self._rested_at = 0.0  # by the thread's own clock
         self._guard = threading.Lock()
         self._started = time.monotonic()
         self._background: Background[Item] = Background(
@@ -137,6 +140,10 @@ class Examination:
         """Ends at the next record, without waiting for that."""
         self._background.stop(0.0)
 
+    @property
+    def _is_late(self) -> bool:
+        return not self._hurries and len(self._background) > _LATE
+
     def _hurry(self, more: int) -> None:
         with self._guard:
             self._hurries += more
@@ -147,9 +154,16 @@ class Examination:
         return doctor
 
     def _breathe(self) -> None:
-        """Lets the training have the interpreter: it would wait 5 ms for it otherwise, python's interval."""
+        """Lets the training have the interpreter: it would wait 5 ms for it otherwise, python's interval.
+
+        Every operation of torch lets go of the interpreter and takes it again, so all that this thread does while a
+        forward is being launched makes that longer: a few milliseconds in a row are a device that stands idle.
+        """
+        now = time.thread_time()
+        worked, self._rested_at = now - self._rested_at, now
         if not self._hurries:
-            time.sleep(_BREATH_SECONDS)
+            gentle = min(_GENTLE * worked, _LONGEST_BREATH)
+            time.sleep(_BREATH_SECONDS if self._is_late else max(_BREATH_SECONDS, gentle))
 
     # On the thread ----------------------------------------------------------------------------------------------
 
@@ -174,7 +188,7 @@ class Examination:
             stay = (one for one in self._known if not is_back or one.since < record.step)
             self._earlier, self._doctor, self._is_new = tuple(stay), self._new_doctor(), True
         assert self._doctor is not None
-        self._doctor.is_late = not self._hurries and len(self._background) > _LATE
+        self._doctor.is_late = self._is_late
         if self._is_new and not record.late:
             self._is_new = False
             if record.step > 0:  # it has not seen the beginning, and the rules must know that
