@@ -10,6 +10,8 @@ from holter.diagnosis.finding import SEVERITIES, Finding
 from holter.words import number, printable
 
 MOST_CAUSES = 20  # lines of a summary
+MOST_COUNTED = 1000  # causes that are counted each by itself
+_OTHERS = "other causes"
 _NAME, _ADVICE = 120, 2000  # letters: a name may be as long as its giver likes, a message may not
 _KINDS = {"critical": "failure", "warning": "warning", "info": "info"}
 _OVER = "success"
@@ -55,6 +57,8 @@ class Tally:
 
     def add(self, finding: Finding) -> None:
         key = finding.cause, finding.severity, finding.until is not None
+        if key not in self._counts and len(self._counts) >= MOST_COUNTED:
+            key = _OTHERS, finding.severity, finding.until is not None
         self.total += 1
         self._counts[key] = self._counts.get(key, 0) + 1
         self._firsts.setdefault(key, finding)
@@ -68,7 +72,8 @@ class Tally:
         lines = ["They came faster than alerts are sent, and are told together:"]
         lines += [self._line(key) for key in keys[:MOST_CAUSES]]
         if len(keys) > MOST_CAUSES:
-            lines.append(f"and {len(keys) - MOST_CAUSES:,} other causes")
+            rest = sum(self._counts[key] for key in keys[MOST_CAUSES:])
+            lines.append(f"and {rest:,} of {_OTHERS}")
         first = self._firsts[keys[0]]
         kind = _OVER if first.until is not None else _KINDS[first.severity]
         return Message(f"Holter: {head}, first of all {_cause(first)}", _text(lines, run), kind, head)

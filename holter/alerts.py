@@ -3,25 +3,25 @@
 An incident is one message, another where it gets worse, and one when it is over. Every address has a thread of its own,
 so that one that is slow, refuses or dies holds up neither the others nor the training; what it does not take is tried
 again with growing pauses. What comes faster than a person can read is told together. Whether a message was delivered
-stands in the journal; the addresses, which hold passwords and tokens, stand nowhere.
+stands in the journal; the addresses, which hold passwords and tokens, stand nowhere. To take a finding costs no more
+than to count it, whatever the addresses do, so nothing needs to stand between this and who finds it.
 """
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import logging
+import os
 import re
 import threading
 import time
-import warnings
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
-from urllib.parse import parse_qs, unquote, urlsplit
+from typing import TypeVar
 
+from holter.alert_addresses import PrivateAddress, sender
 from holter.alert_words import Message, Tally, message_of
 from holter.background import Background
 from holter.diagnosis.finding import SEVERITIES, Finding
@@ -31,29 +31,36 @@ from holter.stopping import is_severe
 
 MOST = 6  # messages that an address gets in WINDOW_SECONDS
 WINDOW_SECONDS = 60.0
+MOST_WAITING = 12  # messages for one address; what is found while they wait is told together
 PAUSES = (1.0, 4.0, 16.0)  # seconds before each further try
 CLOSE_SECONDS = 5.0
-_LOUD = ("apprise", "requests", "urllib3")  # loggers that are told addresses
+SAME_STEPS = 100  # within which a finding may be of an incident that began with another cause
+MOST_KNOWN = 4096  # findings of which an address remembers that it was told
 _SCHEME = re.compile(r"\s*([A-Za-z][A-Za-z0-9+.-]{0,31})://")
 _logger = logging.getLogger("holter")
 
-Sent = Callable[[str], None]
+Key = TypeVar("Key")
+Note = Callable[[str], None]
 Failed = Callable[[str, BaseException], None]
 
 
 @dataclass(frozen=True)
 class Alert:
     """An address as apprise writes it, and how severe a finding must be to be told there: "critical", "warning" or
-    "info". A plain https:// address gets a JSON object by POST."""
+    "info". A plain https:// address gets a JSON object by POST. `private` allows a server inside your own network, and
+    http://, which otherwise are refused; mail servers are where you say."""
 
     url: str = field(repr=False)  # it may hold a token
     least: str = "warning"
+    private: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.url, str):
             raise ValueError(f"an alert goes to an address like 'slack://...', got a {type(self.url).__name__}")
         if self.least not in SEVERITIES:
             raise ValueError(f"least={self.least!r}: give one of {', '.join(map(repr, SEVERITIES))}")
+        if not isinstance(self.private, bool):
+            raise ValueError(f"private={self.private!r}: give True where the server is your own, or leave it out")
 
     @property
     def scheme(self) -> str:
@@ -76,33 +83,57 @@ class Alerts:
         self._recipients = []
         for place, alert in enumerate(alerts):
             name = f"alerts[{place}] ({alert.scheme or 'no scheme'})"
-            self._recipients.append(Recipient(name, _sender(apprise, alert.url, name), alert.least))
+            send = sender(apprise, alert.url, name, alert.private)
+            self._recipients.append(Recipient(name, send, alert.least))
+        self._process = os.getpid()
 
-    def begin(self, run: Path | None, sent: Sent, failed: Failed) -> None:
-        """What the messages are about, and who is told in a few words of each that was delivered or was not."""
+    def begin(self, run: Path | None, note: Note, failed: Failed) -> None:
+        """What the messages are about; `note` is told in a few words of each that was delivered or was not, and
+        `failed`, once for each address, that one was not."""
         for one in self._recipients:
-            one.run, one.sent, one.failed = run, sent, failed
+            one.run, one.note, one.failed = run, note, failed
+
+    @property
+    def seconds(self) -> float:
+        """Processor time that sending has taken."""
+        return sum(one.seconds for one in self._recipients)
 
     def write(self, record: Record) -> None:
         pass
 
     def alert(self, finding: Finding) -> None:
-        for one in self._recipients:
-            one.tell(finding)
+        """Never waits for an address, and never raises."""
+        for one in self._recipients if self._is_here() else ():
+            try:
+                one.tell(finding)
+            except Exception as error:
+                one.broke(error)
 
     def close(self) -> None:
         """Tries once what is left, for a few seconds."""
-        until = time.monotonic() + CLOSE_SECONDS
+        self.stop(CLOSE_SECONDS)
+        self.wait(CLOSE_SECONDS)
+        self.give_up()
+
+    def stop(self, seconds: float) -> None:
+        """Tries once what is left, for at most this long, without waiting for it."""
         for one in self._recipients:
-            one.stop(CLOSE_SECONDS)
+            one.stop(seconds)
+
+    def wait(self, seconds: float) -> None:
+        """For what `stop` left to do."""
+        until = time.monotonic() + seconds
         for one in self._recipients:
             one.wait(max(0.0, until - time.monotonic()))
-        self.give_up()
 
     def give_up(self) -> None:
         """Reports what has not been answered by now."""
-        for one in self._recipients:
+        for one in self._recipients if self._is_here() else ():
             one.give_up()
+
+    def _is_here(self) -> bool:
+        """A forked child has no threads that send, and maybe locks that nobody opens."""
+        return os.getpid() == self._process
 
 
 class _Letter:
@@ -117,27 +148,27 @@ class Recipient:
 
     def __init__(self, name: str, send: Callable[[Message], bool], least: str) -> None:
         self.run: Path | None = None
-        self.sent: Sent = lambda words: None
+        self.note: Note = lambda words: None
         self.failed: Failed = _log
         self._name, self._send, self._news = name, send, News(least)
         self._tally = Tally()
         self._times: deque[float] = deque(maxlen=MOST)  # by the clock: of the newest messages
         self._open: list[_Letter] = []  # neither delivered nor given up
         self._queue: Background[_Letter] | None = None
-        self._closing = False
-        self._guard = threading.Lock()
+        self._closing = self._has_failed = False
+        # The garbage collector may end a training, and that fail, in the middle of this: it comes in again.
+        self._guard = threading.RLock()
+
+    @property
+    def seconds(self) -> float:
+        return self._queue.seconds if self._queue is not None else 0.0
 
     def tell(self, finding: Finding) -> None:
-        if not self._news.take(finding):
-            return
         with self._guard:
-            if not self._tally.total and self._pause() == 0.0:
-                self._times.append(time.monotonic())
-                self._post(_Letter(message_of(finding, self.run)))
-            else:
-                self._tally.add(finding)
-                if self._tally.total == 1:
-                    self._post(_Letter(None))
+            letter = self._letter(finding) if self._news.take(finding) else None
+            is_posted = letter is None or self._post(letter)
+        if letter is not None and not is_posted:
+            self._settle(letter, "was closed already")
 
     def stop(self, seconds: float) -> None:
         self._closing = True
@@ -152,42 +183,29 @@ class Recipient:
         for letter in list(self._open):
             self._settle(letter, "had not answered when the training ended")
 
+    def broke(self, error: BaseException) -> None:
+        self.failed("send an alert", Complaint(f"{self._name} failed with {type(error).__name__}"))
+
+    def _letter(self, finding: Finding) -> _Letter | None:
+        """None where one that waits will tell it."""
+        if not self._tally.total and len(self._open) < MOST_WAITING and self._pause() == 0.0:
+            self._times.append(time.monotonic())
+            return _Letter(message_of(finding, self.run))
+        self._tally.add(finding)
+        return _Letter(None) if self._tally.total == 1 else None
+
     def _pause(self) -> float:
         """Seconds until another message may go out."""
         is_full = len(self._times) == MOST
         return max(0.0, self._times[0] + WINDOW_SECONDS - time.monotonic()) if is_full else 0.0
 
-    def _post(self, letter: _Letter) -> None:
-        if self._queue is None:
-            self._queue = Background(self._deliver, self._broke, name="holter-alert-sender")
+    def _post(self, letter: _Letter) -> bool:
         self._open.append(letter)
-        self._queue.post(letter)
-
-    # On the thread ----------------------------------------------------------------------------------------------
-
-    def _deliver(self, letter: _Letter) -> float | None:
-        """None when there is nothing more to do for it, or the seconds until the next try."""
-        if letter.message is None:
-            pause = 0.0 if self._closing else self._pause()
-            if pause > 0:
-                return pause
-            with self._guard:
-                letter.message, self._tally = self._tally.message(self.run), Tally()
-                self._times.append(time.monotonic())
-        if self._was_sent(letter.message):
-            self._settle(letter, None)
-            return None
-        letter.tries += 1
-        if not self._closing and letter.tries <= len(PAUSES):
-            return PAUSES[letter.tries - 1]
-        self._settle(letter, f"did not take it in {letter.tries} {'try' if letter.tries == 1 else 'tries'}")
-        return None
-
-    def _was_sent(self, message: Message) -> bool:
-        try:
-            return self._send(message)
-        except Exception:  # whose words may hold the address: that it failed is all that is kept of it
-            return False
+        if self._queue is None:
+            if self._closing:
+                return False
+            self._queue = Background(self._deliver, self.broke, name="holter-alert-sender")
+        return self._queue.post(letter)
 
     def _settle(self, letter: _Letter, trouble: str | None) -> None:
         """Says once what became of it."""
@@ -195,148 +213,108 @@ class Recipient:
             if letter not in self._open:
                 return
             self._open.remove(letter)
-            about = letter.message.about if letter.message is not None else f"{self._tally.total:,} more findings"
+            about = self._written(letter).about
+            is_first, self._has_failed = not self._has_failed, self._has_failed or trouble is not None
         if trouble is None:
-            self.sent(f"sent to {self._name}: {about}")
-        else:
+            self.note(f"sent to {self._name}: {about}")
+            return
+        self.note(f"unconfirmed: {self._name} {trouble}: {about}")
+        if is_first:  # of all of them the journal tells; one is enough to say that something is wrong
             self.failed("send an alert", Complaint(f"{self._name} {trouble}: {about}"))
 
-    def _broke(self, error: BaseException) -> None:
-        self.failed("send an alert", Complaint(f"{self._name} failed with {type(error).__name__}"))
+    def _written(self, letter: _Letter) -> Message:
+        if letter.message is None:
+            letter.message, self._tally = self._tally.message(self.run), Tally()
+            self._times.append(time.monotonic())
+        return letter.message
+
+    # On the thread ----------------------------------------------------------------------------------------------
+
+    def _deliver(self, letter: _Letter) -> float | None:
+        """None when there is nothing more to do for it, or the seconds until the next try."""
+        if letter.message is None and not self._closing and (pause := self._pause()) > 0:
+            return pause
+        with self._guard:
+            if letter not in self._open:  # given up meanwhile, and that is what was said of it
+                return None
+            message = self._written(letter)
+        try:
+            was_sent = self._send(message)
+        except PrivateAddress:
+            self._settle(letter, "leads into a network, which takes Alert(url, private=True)")
+            return None
+        except Exception:  # whose words may hold the address: that it failed is all that is kept of it
+            was_sent = False
+        letter.tries += 1
+        if not was_sent and not self._closing and letter.tries <= len(PAUSES):
+            return PAUSES[letter.tries - 1]
+        # It may have come through all the same: that nobody said so is all that is known here.
+        tries = f"{letter.tries} {'try' if letter.tries == 1 else 'tries'}"
+        self._settle(letter, None if was_sent else f"did not confirm it in {tries}")
+        return None
 
 
 class _Incident:
-    def __init__(self, severity: str) -> None:
-        self.severity, self.is_over = severity, False
-        self.known: set[tuple[str, int]] = set()  # causes that have led it, and when each was known
-
-    @property
-    def causes(self) -> set[str]:
-        return {cause for cause, _ in self.known}
+    def __init__(self, severity: str, step: int) -> None:
+        self.severity, self.step, self.is_over = severity, step, False  # the step at which it was last heard of
+        self.causes: set[str] = set()  # that have led it
 
 
 class News:
     """What is news of an incident: that it is there, that it is worse, that it is over. That another of its causes
-    leads now is not."""
+    leads now is not. Costs the same however many there have been; who has been forgotten is news again."""
 
     def __init__(self, least: str) -> None:
         self._least = least
-        self._incidents: list[_Incident] = []  # that last
-        self._known: dict[tuple[str, int], _Incident] = {}
+        self._known: dict[tuple[str, int], _Incident] = {}  # by cause and the step at which that was known
+        self._leading: dict[str, _Incident] = {}  # of those that last: the newest of each cause
 
     def take(self, finding: Finding) -> bool:
         """Whether it is worth a message."""
-        incident, is_over = self._incident(finding), finding.until is not None
+        incident = self._incident(finding)
         if incident is None and not is_severe(finding, self._least):
             return False
         is_new = incident is None
         if incident is None:
-            incident = _Incident(finding.severity)
-            self._incidents.append(incident)
-        incident.known.add((finding.cause, finding.step))
-        self._known[finding.cause, finding.step] = incident
+            incident = _Incident(finding.severity, finding.step)
+        self._remember(incident, finding)
         if incident.is_over:
             return False
-        if is_over:
-            incident.is_over = True
-            self._incidents.remove(incident)
+        if finding.until is not None:
+            self._end(incident)
             return True
         is_worse = SEVERITIES.index(finding.severity) > SEVERITIES.index(incident.severity)
         incident.severity = finding.severity if is_worse else incident.severity
         return is_new or is_worse
 
     def _incident(self, finding: Finding) -> _Incident | None:
-        """The one that this finding is of: the same cause known since, or one that it names beside its own."""
+        """The one that this finding is of: the same cause known since, or one of late that it names beside its own."""
         known = self._known.get((finding.cause, finding.step))
-        if known is not None or not finding.alternatives:
+        if known is not None:
             return known
-        return next((one for one in self._incidents if not one.causes.isdisjoint(finding.alternatives)), None)
+        others = (self._leading.get(cause) for cause in finding.alternatives)
+        near = (one for one in others if one is not None and abs(finding.step - one.step) <= SAME_STEPS)
+        return next(near, None)
+
+    def _remember(self, incident: _Incident, finding: Finding) -> None:
+        incident.step = max(incident.step, finding.step)
+        self._known[finding.cause, finding.step] = incident
+        if not incident.is_over:
+            incident.causes.add(finding.cause)
+            self._leading[finding.cause] = incident
+        _forget_oldest(self._known)
+        _forget_oldest(self._leading)
+
+    def _end(self, incident: _Incident) -> None:
+        incident.is_over = True
+        for cause in incident.causes:
+            if self._leading.get(cause) is incident:
+                del self._leading[cause]
 
 
-# apprise ------------------------------------------------------------------------------------------------------------
-
-
-def _sender(apprise: Any, url: str, name: str) -> Callable[[Message], bool]:
-    """Sends a message there and says whether it was taken; ValueError where apprise can make nothing of the address."""
-    # Sent from the thread that asks: a pool of apprise's own would keep the process from ending while a server hangs.
-    # Who redirects a message would be given its token.
-    asset = apprise.AppriseAsset(
-        app_id="Holter", async_mode=False, service_timeout=0, http_redirects=False, storage_mode="memory"
-    )
-    service = _service(apprise, url, asset)
-    if service is None:
-        raise ValueError(
-            f"{name}: apprise can make nothing of this address, which is not shown as it may hold a token. "
-            "https://appriseit.com/services/ says how those of each service are written"
-        )
-    service.optional = False  # an address may say that its failures do not count: here they do
-    with _quiet():
-        box = apprise.Apprise(service, asset=asset)
-
-    def send(message: Message) -> bool:
-        with _quiet():
-            said = {"title": message.title, "body": message.text, "notify_type": message.kind}
-            return bool(box.notify(**said, body_format="text"))
-
-    return send
-
-
-def _service(apprise: Any, url: str, asset: Any) -> Any:
-    """None where there is none, for whatever reason: an error's words may hold the address."""
-    with _quiet(), contextlib.suppress(Exception), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it imports what python has deprecated, which may be an error here
-        found = apprise.Apprise.instantiate(url, asset=asset)  # knows the https:// addresses of Slack and others
-        webhook = _webhook(url) if found is None else None
-        return apprise.Apprise.instantiate(webhook, asset=asset) if webhook is not None else found
-    return None
-
-
-def _webhook(url: str) -> dict[str, Any] | None:
-    """An http:// or https:// address in apprise's words: a POST of JSON to all of it, query included."""
-    parts = urlsplit(url.strip())
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        return None
-    return {
-        "schema": "jsons" if parts.scheme == "https" else "json",
-        "secure": parts.scheme == "https",
-        "host": f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname,
-        "port": parts.port,
-        "user": unquote(parts.username) if parts.username else None,
-        "password": unquote(parts.password) if parts.password else None,
-        "fullpath": parts.path,
-        "params": parse_qs(parts.query, keep_blank_values=True),
-    }
-
-
-class _Hush(logging.Filter):
-    """Keeps back what this thread logs; others may use apprise or requests too, and go on as they were."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._thread = threading.get_ident()
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        return threading.get_ident() != self._thread
-
-
-_hushing = threading.Lock()
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """At the level DEBUG apprise and urllib3 log whole addresses (P24)."""
-    hush = _Hush()
-    known = list(logging.root.manager.loggerDict.items())
-    loud = [one for name, one in known if name.split(".")[0] in _LOUD and isinstance(one, logging.Logger)]
-    with _hushing:  # a new list each time: another thread may be going through the old one
-        for logger in loud:
-            logger.filters = [*logger.filters, hush]
-    try:
-        yield
-    finally:
-        with _hushing:
-            for logger in loud:
-                logger.filters = [one for one in logger.filters if one is not hush]
+def _forget_oldest(kept: dict[Key, _Incident]) -> None:
+    if len(kept) > MOST_KNOWN:
+        del kept[next(iter(kept))]
 
 
 def _log(where: str, error: BaseException) -> None:

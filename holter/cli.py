@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 
 _FILES, _TOOLS = ("parquet", "csv"), ("tensorboard", "wandb", "mlflow", "trackio")
+_TAKEN_BY = {"-o": (*_FILES, "tensorboard"), "--layers": _TOOLS, "--steps": _TOOLS, "--project": _TOOLS[1:]}
 _SEVERITIES = ["info", "warning", "critical"]  # as in diagnosis.finding, which needs numpy
 
 
@@ -243,17 +244,23 @@ def diagnose(run: Path, as_json: bool, fail_on: str | None) -> None:
 @click.argument("run", type=click.Path(path_type=Path))
 @click.option("--to", "form", type=click.Choice([*_FILES, *_TOOLS]), required=True, help="Files, or a tool.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="A directory.  [default: RUN/export]")
-@click.option("--layers", default="8", show_default=True, metavar="N|all", help="For a tool: how many it is shown.")
-@click.option("--steps", metavar="FIRST:LAST", default=":", help="For a tool: only these.")
+@click.option("--layers", metavar="N|all", help="For a tool: how many it is shown.  [default: 8]")
+@click.option("--steps", metavar="FIRST:LAST", help="For a tool: only these.")
 @click.option("--project", help="What W&B and Trackio call so, and MLflow an experiment.")
-def export(run: Path, form: str, output: Path | None, layers: str, steps: str, project: str | None) -> None:
+def export(
+    run: Path, form: str, output: Path | None, layers: str | None, steps: str | None, project: str | None
+) -> None:
     """Write RUN as tables (scalars, rows, histograms, extras), or send it to a tool as if it trained now."""
+    given = {"-o": output, "--layers": layers, "--steps": steps, "--project": project}
+    for option, forms in _TAKEN_BY.items():
+        if given[option] is not None and form not in forms:
+            raise click.UsageError(f"{option} is for --to {', '.join(forms)}: leave it out for {form}")
     from holter.run import open_run
 
     opened = open_run(run)
     try:
         if form in _TOOLS:
-            _send(opened, form, output or run / "export", layers, steps, project)
+            _send(opened, form, output or run / "export", layers or "8", steps or ":", project)
             return
         from holter.export import export as export_run
 
@@ -265,16 +272,21 @@ def export(run: Path, form: str, output: Path | None, layers: str, steps: str, p
 
 
 def _send(run: Run, tool: str, directory: Path, layers: str, steps: str, project: str | None) -> None:
-    from holter.send import send, span
+    from holter.send import WAYS_OUT, NotSent, records_in, send, span
     from holter.sinks.naming import make
 
     first, last = span(steps)
+    records_in(run, first, last)  # before anything is made for nothing
+    shown = layers if layers == "all" else _whole(layers)
     try:
-        sink = make(tool, directory, layers=layers if layers == "all" else _whole(layers), project=project)
+        sink = make(tool, directory, layers=shown, project=project, run_name=run.path.resolve().name)
+        sent, findings = send(run, sink, first, last)
     except ImportError as error:
         raise ValueError(str(error)) from error
-    sent, findings = send(run, sink, first, last)
-    click.echo(f"{sent:,} steps and {findings} findings sent to {tool}")
+    except NotSent as error:
+        raise ValueError(f"{tool} failed with {error}: {WAYS_OUT[tool]}") from None
+    place = f"tensorboard: {directory / 'tensorboard'}" if tool == "tensorboard" else tool
+    click.echo(f"{sent:,} steps and {findings} finding{'s' * (findings != 1)} sent to {place}")
 
 
 def _whole(text: str) -> int:

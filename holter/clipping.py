@@ -47,7 +47,10 @@ class Stand:
         self._stood: list[tuple[Any, str, Function, Function]] = []
         for places, make in ((_NORMS, self._norm_stand_in), (_PLACES, self._clip_stand_in)):
             for module, name in places:
-                inner = getattr(module, name)
+                inner = getattr(module, name, None)
+                if inner is None:  # torch's own parts may have other names one day
+                    _logger.warning("torch's clip_grad_norm_ is not seen: there is no %s in this torch", name)
+                    continue
                 outer = make(inner)
                 setattr(module, name, outer)
                 self._stood.append((module, name, inner, outer))

@@ -93,6 +93,8 @@ def _rates(groups: tuple[Course, ...]) -> str:
 def _courses(scalars: Scalars) -> Iterator[tuple[str, Text]]:
     if scalars.loss is not None:
         yield "loss", _course_line(scalars.loss).append(_lowest(scalars.loss), "dim")
+    else:
+        yield "loss", Text("not known: monitor.log(loss=loss) after each step", "dim")
     for name, course in list(scalars.validation.items())[:_VALIDATIONS]:
         line = Text() if name == "val_loss" else Text(f"{shorten(printable(name), _NAME_CELLS)} ")
         ends = _lowest(course) if "loss" in name else f"  highest {number(course.highest)}"

@@ -27,6 +27,12 @@ OWN = {
 OWN_PREFIXES = ("learning_rate/", "weight_decay/", "machine/", "time/", "batch/")
 
 
+_LOSSES = {
+    *("train_loss", "train/loss", "train.loss", "training_loss", "training/loss"),
+    *("loss_train", "loss/train", "total_loss"),
+}
+
+
 @dataclass
 class Told:
     """What a step has been told so far."""
@@ -63,6 +69,7 @@ class Logged:
     def __init__(self, measuring: Measuring, every: int, post: Callable[[Draft], None], problems: Problems) -> None:
         self._role = BatchRole(measuring, every)
         self._post, self._problems = post, problems
+        self._has_loss = False  # by that name
         self.restart()
 
     def restart(self) -> None:
@@ -99,6 +106,7 @@ class Logged:
 
         Validation tells of the weights as the last step left them: it lands there, whatever has begun since.
         """
+        values = self._with_loss(values)
         validation = {name: value for name, value in values.items() if is_validation(name)}
         training = {name: value for name, value in values.items() if name not in validation}
         if self._last is None:
@@ -115,6 +123,15 @@ class Logged:
             self._add_all(pending, self._next, training)
         if late.values or late.rows:
             self._post(late.seal())
+
+    def _with_loss(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Who calls the loss of the training by another of its usual names has a loss all the same."""
+        if "loss" in values:
+            self._has_loss = True
+        if self._has_loss:
+            return values
+        found = next((value for name, value in values.items() if name.lower() in _LOSSES), None)
+        return values if found is None else {**values, "loss": found}
 
     def _belongs_to_last_step(self, last: Told, values: Mapping[str, Any]) -> bool:
         """A value logged after a step and before the next training forward belongs to the step just taken.

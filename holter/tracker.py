@@ -1,36 +1,45 @@
 """MetricsTracker: scalars and histograms by name and step, kept here and handed on to sinks.
 
-For loops that have no Monitor. A sink that fails is cut off and reported once; training goes on.
+For loops that have no Monitor. Every sink has a thread of its own: one that is slow holds nobody up, one that fails or
+hangs is cut off and reported once, and training goes on.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import logging
 import time
-from collections.abc import Iterable, Mapping
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
+from importlib import import_module
 from typing import TYPE_CHECKING, SupportsFloat
 
 import numpy as np
 import numpy.typing as npt
 
+from holter.problems import Complaint
 from holter.record import LayerRows, Record
-from holter.sinks import Fanout, Sink
-from holter.sinks.wandb import WandB
+from holter.sinks import Background, Sink
+from holter.sinks.wandb import UsersSteps, WandB
 from holter.statistics.rows import Rows
 
 if TYPE_CHECKING:
     import pandas
 
+CLOSE_SECONDS = 30.0  # W&B may take some to start a run, and to finish it
+_CUT_OFF_SECONDS = 1.0  # for one that was cut off: where it hangs, there is nothing to wait for
+
 _logger = logging.getLogger("holter")
+_open: weakref.WeakSet[Background] = weakref.WeakSet()  # one lives as long as its thread has work
 
 
 class MetricsTracker:
     """Keeps scalars in memory, in the order they came, and writes each as a Record to every sink.
 
-    Steps are kept as given: repeated and out of order, too. With `use_wandb` everything also goes to the W&B
-    run that is going on, or to a new one, which `close` finishes; where W&B is not installed, that is skipped.
-    There a step is `holter/step`, and has a row of its own.
+    Steps are kept as given: repeated and out of order, too. With `use_wandb` everything also goes to a new run of
+    W&B, which `close` finishes; where W&B is not installed, that is skipped. There a step is `holter/step`, and has
+    a row of its own. If a run of yours goes on, all goes there, as if you had called `wandb.log(..., step=step)`.
 
     >>> tracker = MetricsTracker()
     >>> tracker.log_scalar("loss", 0.5, step=0)
@@ -40,12 +49,11 @@ class MetricsTracker:
     """
 
     def __init__(self, use_wandb: bool = False, sinks: Iterable[Sink] = ()) -> None:
-        self._sinks = Fanout(list(sinks), _report)
+        self._sinks: tuple[Background, ...] = ()
+        self._users_run: UsersSteps | None = None
+        self._use_wandb = use_wandb  # from the first record on: the user may start a run until then
+        self._add(sinks)
         self._rows: list[tuple[int, dict[str, float]]] = []
-        if use_wandb:
-            # Quietly: the same script runs on machines that have it and on those that have not.
-            with contextlib.suppress(ImportError):
-                self._sinks.sinks.append(WandB(layers="all", own_rows=True))
 
     def log_scalar(self, name: str, value: SupportsFloat, *, step: int) -> None:
         """Logs one number. A tensor is read here and now, which waits for its device."""
@@ -59,7 +67,7 @@ class MetricsTracker:
         """Hands the histogram of measured rows to the sinks, all rows in one; it is not kept here."""
         if len(rows):
             layer_rows = LayerRows((name,), rows.total())
-            self._sinks.write(Record(step, time.time(), rows={"histogram": layer_rows}))
+            self._write(Record(step, time.time(), rows={"histogram": layer_rows}))
 
     def scalar(self, name: str) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
         """Steps and values of one scalar, in the order they were logged."""
@@ -81,9 +89,13 @@ class MetricsTracker:
         frame.insert(0, "step", [step for step, _ in self._rows], allow_duplicates=True)
         return frame
 
-    def close(self) -> None:
-        """Closes the sinks; what was logged can still be read."""
-        self._sinks.close()
+    def close(self, seconds: float = CLOSE_SECONDS) -> None:
+        """Closes the sinks when they have written what waits, at most this long; what was logged can still be read.
+
+        Where it is not called, the end of the process does the same.
+        """
+        sinks, self._sinks, self._use_wandb, self._users_run = self._sinks, (), False, None
+        _close(sinks, seconds)
 
     def __enter__(self) -> MetricsTracker:
         return self
@@ -107,10 +119,64 @@ class MetricsTracker:
             self._rows[-1][1].update(scalars)
         else:
             self._rows.append((step, scalars))
-        self._sinks.write(Record(step, time.time(), dict(scalars)))
+        self._write(Record(step, time.time(), dict(scalars)))
+
+    def _add(self, sinks: Iterable[Sink]) -> None:
+        added = [Background(sink, _report) for sink in sinks]
+        self._sinks = (*self._sinks, *added)
+        _open.update(added)
+        if added:
+            weakref.finalize(self, _stop, added).atexit = False  # else their threads would outlive it for ever
+
+    def _start_wandb(self) -> None:
+        self._use_wandb = False
+        # Quietly: the same script runs on machines that have it and on those that have not.
+        with contextlib.suppress(ImportError):
+            run = getattr(import_module("wandb"), "run", None)
+            if run is not None:
+                self._users_run = UsersSteps(run)
+            else:
+                self._add([WandB(layers="all")])
+
+    def _write(self, record: Record) -> None:
+        if self._use_wandb:
+            self._start_wandb()
+        if self._users_run is not None:
+            try:
+                self._users_run.write(record)
+            except Exception as error:
+                _report(self._users_run, error)
+                self._users_run = None
+        for sink in self._sinks:
+            sink.write(record)
+        if self._sinks:
+            # Anew each time, for the last that is registered is called first, and W&B, which its sink's thread starts
+            # some time, takes its service down at exit.
+            atexit.unregister(_close_all)
+            atexit.register(_close_all)
 
 
-def _report(sink: Sink, error: Exception) -> None:
+def _close_all() -> None:
+    _close(list(_open), CLOSE_SECONDS)
+
+
+def _close(sinks: Sequence[Background], seconds: float) -> None:
+    until = time.monotonic() + seconds
+    _stop(sinks, seconds)
+    for sink in sinks:
+        left = max(0.0, until - time.monotonic())
+        sink.wait(min(left, _CUT_OFF_SECONDS) if sink.is_cut_off else left)
+        if time.monotonic() >= until and not sink.flush(0):
+            _report(sink.sink, Complaint(f"it was not done after {seconds:g} s"))
+        _open.discard(sink)
+
+
+def _stop(sinks: Sequence[Background], seconds: float = CLOSE_SECONDS) -> None:
+    for sink in sinks:
+        sink.stop(seconds)
+
+
+def _report(sink: Sink | UsersSteps, error: Exception) -> None:
     # The class only: a message may hold an address or a key. Logged, not warned of: a warning can be made an error.
-    kinds = type(sink).__name__, type(error).__name__
-    _logger.warning("%s failed with %s: it gets no more records, training goes on", *kinds)
+    what = str(error) if isinstance(error, Complaint) else type(error).__name__
+    _logger.warning("training goes on, but Holter could not write to %s: %s", type(sink).__name__, what)

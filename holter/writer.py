@@ -65,7 +65,7 @@ class Writer:
         self.records: list[Record] = []
         self._directory, self._rank, self._info, self._report, self._machine = directory, rank, info, report, machine
         self._examination = examination
-        self._examined_until = self._alerted_until = 0.0  # by the clock: when they have to end
+        self._examined_until = self._told_until = 0.0  # by the clock: when they have to end
         self._segment = 0
         self._has_records = False  # in this segment
         self._journal: Journal | None = None
@@ -77,7 +77,10 @@ class Writer:
             self._open_journal(directory)
         self._last = 0, 0  # step and segment of the newest record
         self._is_ending, self._sinks_are_closed, self._last_words = False, False, list[Entry]()
-        self._sinks = [BackgroundSink(sink, self._sink_failed) for sink in sinks]
+        # Alerts have threads of their own, and to take a finding costs them no more than to queue it would.
+        self._sinks: list[BackgroundSink | Alerts] = [
+            sink if isinstance(sink, Alerts) else BackgroundSink(sink, self._sink_failed) for sink in sinks
+        ]
         for sink in sinks:
             if isinstance(sink, Alerts):
                 sink.begin(directory, self.post_delivery, report)
@@ -108,7 +111,7 @@ class Writer:
         self._post_entry(problem)
 
     def post_delivery(self, words: str) -> None:
-        """An alert was delivered: noted at the newest step."""
+        """An alert was delivered, or was not: noted at the newest step."""
         step, segment = self._last
         self._post_entry(Record(step, time.time(), notes={"alerts": words}, segment=segment, late=True))
 
@@ -153,7 +156,7 @@ class Writer:
     def stop(self, ending: Ending, seconds: float) -> None:
         """Like close, without waiting for it."""
         self._is_ending = True
-        self._examined_until, self._alerted_until = (time.monotonic() + part * seconds for part in (0.6, 0.7))
+        self._examined_until, self._told_until = (time.monotonic() + part * seconds for part in (0.6, 0.7))
         self._background.post(partial(self._end, ending))
         self._background.stop(0.75 * seconds)
 
@@ -242,8 +245,8 @@ class Writer:
             # Before the sinks, which hear what it finds.
             self._with_examination("end the diagnosis", lambda examination: examination.close(seconds))
             self._stop_sinks(_LONGEST_PAUSE)
-            self._wait_for_alerts()
-            if self._last_words:  # of alerts, and of what failed meanwhile; an ending comes last
+            self._wait_for_sinks()
+            if self._last_words:  # of alerts and sinks, and of what failed meanwhile; an ending comes last
                 for entry in (*self._last_words, ending):
                     self._append(entry)
             self._close_journal()
@@ -254,11 +257,10 @@ class Writer:
         for sink in self._sinks:
             sink.stop(seconds)
 
-    def _wait_for_alerts(self) -> None:
+    def _wait_for_sinks(self) -> None:
         for sink in self._sinks:
-            if isinstance(sink.sink, Alerts):
-                sink.wait(max(0.0, self._alerted_until - time.monotonic()))
-                sink.sink.give_up()
+            sink.wait(max(0.0, self._told_until - time.monotonic()))
+            sink.give_up()
 
     def _close_journal(self) -> None:
         if self._journal is not None:

@@ -5,36 +5,25 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import holter
-from holter import alerts
+from holter import alert_addresses
 from holter.alerts import Alert
 from holter.diagnosis.finding import Finding
 from holter.sinks import Memory
+from tests import post_offices
 from tests.models import make
-from tests.post_offices import PATIENCE, WebServer, mail_server, refusing_port, web_server
+from tests.post_offices import MailServer, WebServer, refusing_port
 
 FOUND = Finding("dead-relu", "layer", 40, 52, layer="encoder.3", advice="Lower the rate.")
 CANARY = "cAnAry"
+BAD = (f"https://{CANARY}:{CANARY}@10.0.0.1/{CANARY}", f"http://{CANARY}.example/{CANARY}", f"http://[{CANARY}/")
 
-
-@pytest.fixture
-def web(monkeypatch: pytest.MonkeyPatch) -> Iterator[WebServer]:
-    monkeypatch.setattr(alerts, "PAUSES", (0.01, 0.02, 0.03))
-    with web_server() as server:
-        yield server
-
-
-@pytest.fixture
-def mail() -> Iterator[SimpleNamespace]:
-    with mail_server() as server:
-        yield server
+mail, web = post_offices.mail, post_offices.web
 
 
 def _rest(place: str) -> str:
@@ -42,17 +31,17 @@ def _rest(place: str) -> str:
 
 
 def _leaks(
-    web: WebServer, mail: SimpleNamespace, path: Path, caplog: pytest.LogCaptureFixture, capfd: Any
+    web: WebServer, mail: MailServer, path: Path, caplog: pytest.LogCaptureFixture, capfd: Any
 ) -> dict[str, str]:
     """Where canaries turn up after a training whose alerts were delivered, and were not, to addresses full of them."""
     user = f"{CANARY}user:{CANARY}pass@"
     sink = Memory()
     addresses = [
-        web.url(_rest("a"), user=user),
-        web.url(_rest("b"), "http", user),
-        f"json://{user}127.0.0.1:{refusing_port()}{_rest('c')}",
-        f"mailto://{user}127.0.0.1:{mail.port}?from={CANARY}@here.example&to={CANARY}@there.example&mode=insecure",
-        f"mailto://{user}127.0.0.1:{refusing_port()}?from={CANARY}@here.example&to={CANARY}@there.example&mode=insecure",
+        web.alert(_rest("a"), user=user),
+        web.alert(_rest("b"), scheme="http", user=user),
+        Alert(f"json://{user}127.0.0.1:{refusing_port()}{_rest('c')}", private=True),
+        mail.url(user, CANARY),
+        mail.url(user, CANARY).replace(f":{mail.port}?", f":{refusing_port()}?"),
     ]
     errors = []
     with caplog.at_level(logging.DEBUG):
@@ -63,9 +52,9 @@ def _leaks(
         training.monitor = holter.watch(training.model, training.optimizer, **options)
         training.step()
         training.monitor._alert(FOUND)
-        delivered = [web.take(), web.take(), mail.got.get(timeout=PATIENCE)]
+        delivered = [web.take(), web.take(), mail.take()]
         training.monitor.close()
-        for bad in (f"nothing://{user}{CANARY}", CANARY, f"slack://{CANARY}", f"https://{user}h:{CANARY}/", 7):
+        for bad in (f"nothing://{user}{CANARY}", CANARY, f"slack://{CANARY}", f"https://{user}h:{CANARY}/", 7, *BAD):
             with pytest.raises(ValueError) as refused:
                 holter.watch(training.model, training.optimizer, run=False, alerts=[bad])
             errors.append(f"{refused.value!r} {refused.value.__context__!r} {refused.value.__cause__!r}")
@@ -78,14 +67,14 @@ def _leaks(
     found = {
         "findings": repr(training.monitor.findings),
         "told": repr(sink.findings),
-        "repr": repr(Alert(addresses[0])),
+        "repr": repr(addresses[0]),
     }
     assert files and "send an alert" in said["log"]
     return {place: text for place, text in {**files, **said, **found}.items() if CANARY.lower() in text.lower()}
 
 
 def test_no_secret_of_an_address_is_kept_anywhere(
-    web: WebServer, mail: SimpleNamespace, tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: Any
+    web: WebServer, mail: MailServer, tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: Any
 ) -> None:
     """P24."""
     assert _leaks(web, mail, tmp_path, caplog, capfd) == {}
@@ -93,21 +82,21 @@ def test_no_secret_of_an_address_is_kept_anywhere(
 
 def test_libraries_that_are_let_speak_are_seen_to_leak(
     web: WebServer,
-    mail: SimpleNamespace,
+    mail: MailServer,
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
     capfd: Any,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """P24: the planted twin."""
-    monkeypatch.setattr(alerts, "_quiet", contextlib.nullcontext)
+    monkeypatch.setattr(alert_addresses, "quiet", contextlib.nullcontext)
     assert "log" in _leaks(web, mail, tmp_path, caplog, capfd)
 
 
 def test_others_may_log_as_they_like_and_nothing_of_it_stays(caplog: pytest.LogCaptureFixture) -> None:
     logger = logging.getLogger("apprise")
     before = list(logger.filters)
-    with caplog.at_level(logging.DEBUG, "apprise"), alerts._quiet():
+    with caplog.at_level(logging.DEBUG, "apprise"), alert_addresses.quiet():
         logger.warning("mine")
         other = threading.Thread(target=logger.warning, args=("of another thread",))
         other.start()

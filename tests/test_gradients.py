@@ -244,16 +244,19 @@ def test_frozen_parameters_and_those_without_gradient_are_passed_over() -> None:
 def test_a_model_without_gradients_logs_nothing() -> None:
     """A4: no error either, with the histogram asked for."""
     sink = Memory()
-    log_gradient_distribution(nn.Linear(2, 2), MetricsTracker(sinks=[sink]), 0, log_histogram=True)
+    with MetricsTracker(sinks=[sink]) as tracker:
+        log_gradient_distribution(nn.Linear(2, 2), tracker, 0, log_histogram=True)
     assert sink.records == []
 
 
 def test_the_histogram_is_of_all_values_and_only_when_asked_for() -> None:
     """A3: off by default; all gradients in one, exactly as many values as there are, in the right places."""
     sink, model = Memory(), gpt2_shaped(layers=1)
-    log_gradient_distribution(model, MetricsTracker(sinks=[sink]), 3)
-    assert not any(record.rows for record in sink.records)
-    log_gradient_distribution(model, MetricsTracker(sinks=[sink]), 3, log_histogram=True)
+    with MetricsTracker(sinks=[sink]) as tracker:
+        log_gradient_distribution(model, tracker, 3)
+    assert sink.records and not any(record.rows for record in sink.records)
+    with MetricsTracker(sinks=[sink]) as tracker:
+        log_gradient_distribution(model, tracker, 3, log_histogram=True)
     (record,) = [record for record in sink.records if record.rows]
     (layer_rows,) = record.rows.values()
     assert (record.step, layer_rows.layers) == (3, ("gradients/histogram",))

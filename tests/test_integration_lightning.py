@@ -245,6 +245,23 @@ def test_a_run_that_came_to_its_end_says_so_and_knows_its_plan(tmp_path: Path) -
     assert run.info["scheduler"] == "StepLR" and run.info["optimizers"] == ["SGD"]
 
 
+def test_the_loss_of_a_manual_step_that_returns_nothing_is_seen() -> None:
+    losses = []
+
+    class Manual(regression()):  # type: ignore[misc]
+        automatic_optimization = False
+
+        def training_step(self, batch: Any, index: int) -> None:
+            optimizer = self.optimizers()
+            loss = super().training_step(batch, index)
+            self.manual_backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+
+    assert fitted(Manual(), 4).history.scalar("loss")[1].tolist() == losses
+
+
 @pytest.mark.parametrize("kind", ["manual", "endless"])
 def test_a_number_of_steps_that_is_not_known_is_not_told(tmp_path: Path, kind: str) -> None:
     module = make_gan() if kind == "manual" else regression()()
@@ -315,6 +332,7 @@ def test_validation_lands_on_the_step_before_it_and_training_values_are_not_take
         ({"stop": "critical"}, "give True or False"),
         ({"stop": True, "diagnose": False}, "leave out diagnose=False"),
         ({"sinks": [object()]}, "is not a sink"),
+        ({"alerts": ["nothing://x"]}, r"alerts\[0\]"),
     ],
 )
 def test_a_bad_option_is_refused_at_once(options: dict[str, Any], way_out: str) -> None:

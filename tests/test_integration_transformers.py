@@ -360,7 +360,7 @@ def test_a_training_that_raised_is_closed_as_failed_when_the_next_begins(tmp_pat
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"total_steps": 10}, "known from the Trainer"),
+        ({"total_steps": 10}, "known from the trainer"),
         ({"stop": "yes"}, "True or False"),
         ({"evry": 3}, "no option 'evry'.*every"),
         ({"every": 0}, "at least 1"),
@@ -368,6 +368,9 @@ def test_a_training_that_raised_is_closed_as_failed_when_the_next_begins(tmp_pat
         ({"stop": True, "diagnose": False}, "needs the live diagnosis"),
         ({"sinks": [3]}, "not a sink"),
         ({"sinks": ["prometheus"]}, "there is no sink"),
+        ({"alerts": "slack://x"}, "give a list of addresses"),
+        ({"alerts": ["nothing://x"]}, r"alerts\[0\]"),
+        ({"layers": 3.5}, "give a pattern for names"),
     ],
 )
 def test_what_cannot_be_done_is_refused_at_once(options: dict[str, Any], said: str) -> None:

@@ -488,3 +488,27 @@ def test_the_comparison_sees_a_batch_that_is_touched() -> None:
         return {"inputs": {"x": x.mul_(1 + 2**-20), "again": x}, "targets": [y, {"y": y}]}
 
     assert "losses" in differences(train(False, log), train(True, log))
+
+
+@pytest.mark.parametrize("name", ["train_loss", "Train/Loss", "loss/train", "training_loss"])
+def test_a_loss_by_another_of_its_names_is_the_loss_too(name: str) -> None:
+    loop = Loop()
+    losses = _log_each_step(loop, lambda loss: loop.monitor.log(**{name: loss, "train_loss_smooth": 9.0}))
+    assert loop.scalar("loss") == loop.scalar(name) == losses
+
+
+def test_where_there_is_a_loss_by_that_name_others_are_what_they_are() -> None:
+    loop = Loop()
+    losses = _log_each_step(loop, lambda loss: (loop.monitor.log(loss=loss), loop.monitor.log(train_loss=7.0)))
+    assert loop.scalar("loss") == losses and set(loop.scalar("train_loss").values()) == {7.0}
+
+
+def _log_each_step(loop: Loop, log: Callable[[Tensor], object]) -> dict[int, float]:
+    losses = {}
+    for step in range(3):
+        loss = loop.forward()
+        loop.update()
+        log(loss)
+        losses[step] = float(loss)
+    loop.monitor.close()
+    return losses

@@ -78,6 +78,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
                 log_histogram=True,
                 progress=False,
             )
+            assert tracker._sinks[0].flush(30)
             run_id = wandb.run.id
         stored = read(directory, run_id)
     # Steps 0 and 5 show the first batch of the epoch that follows, 10 the last of all.

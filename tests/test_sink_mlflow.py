@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -284,7 +283,7 @@ def test_a_finding_that_is_not_recognised_would_be_told_twice(
     store: Any, sink: MLflow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Planted fault: it is taken for another when it is over."""
-    monkeypatch.setattr(sink_module, "_key", lambda finding: (finding.cause, finding.until))
+    monkeypatch.setattr(sink_module, "key_of", lambda finding: (finding.cause, finding.until))
     for until in (None, 30):
         sink.alert(replace(EXPLODING, until=until))
     assert "holter.finding.2" in store.get_run(sink.run_id).data.tags
@@ -339,40 +338,61 @@ def test_artifacts_that_cannot_be_stored_cost_no_metrics(store: Any, tmp_path: P
     assert run.info.status == "FINISHED" and "holter.finding.1" in run.data.tags
 
 
-def test_what_could_not_be_sent_is_sent_the_next_time(
+def unreachable(*_: Any, **__: Any) -> None:
+    raise ConnectionError
+
+
+def test_a_second_close_sends_what_the_first_could_not(
     store: Any, sink: MLflow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sink.write(Record(0, 1.0, {"loss": 1.0}))
     with monkeypatch.context() as patch, pytest.raises(ConnectionError):
-        patch.setattr(sink._client, "log_batch", lambda *_, **__: (_ for _ in ()).throw(ConnectionError()))
+        patch.setattr(sink._client, "log_batch", unreachable)
         sink.close()
     assert names_in(store, sink.run_id) == set()
     sink.close()
     assert history_of(store, sink.run_id, "loss") == [(0, 1.0)]
 
 
-@pytest.mark.parametrize(
-    ("chosen", "words"),
-    [
-        ({"run_id": "0" * 32}, "has no run '0000"),
-        ({"run_id": "0" * 32, "experiment": "holter"}, "leave out experiment='holter'"),
-        ({"layers": -1}, 'or "all"'),
-        ({"every": 0}, "1 for all"),
-    ],
-)
-def test_bad_arguments_are_refused_with_the_way_out(store: Any, chosen: dict[str, Any], words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        MLflow(**chosen)
+def test_what_a_write_could_not_send_is_sent_by_the_next(
+    store: Any, sink: MLflow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sink_module, "FLUSH_SECONDS", -1.0)  # at every write
+    with monkeypatch.context() as patch, pytest.raises(ConnectionError):
+        patch.setattr(sink._client, "log_batch", unreachable)
+        sink.write(Record(0, 1.0, {"loss": 1.0}))
+    sink.write(Record(1, 2.0, {"loss": 0.5}))
+    assert history_of(store, sink.run_id, "loss") == [(0, 1.0), (1, 0.5)]
+    sink.close()
 
 
-def test_without_mlflow_the_way_out_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "mlflow", None)
-    with pytest.raises(ImportError, match=r"pip install 'holter\[mlflow\]'"):
-        MLflow()
+@pytest.mark.parametrize("is_own", [True, False])
+def test_a_run_is_ended_also_where_its_last_metrics_cannot_be_sent(
+    is_own: bool, store: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would seem to train for ever. One of the user's stays open, and both have their findings."""
+    run = store.create_run(store.get_experiment_by_name("holter").experiment_id)
+    sink = MLflow(experiment="holter") if is_own else MLflow(run.info.run_id)
+    sink.alert(EXPLODING)
+    sink.write(Record(0, 1.0, {"loss": 1.0}))
+    monkeypatch.setattr(sink._client, "log_batch", unreachable)
+    with pytest.raises(ConnectionError):
+        sink.close()
+    assert store.get_run(sink.run_id).info.status == ("FINISHED" if is_own else "RUNNING")
+    assert len(stored_findings(store, sink.run_id, tmp_path)) == 1
 
 
-def test_without_a_database_the_way_out_is_named(store: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """As mlflow-skinny is installed."""
-    monkeypatch.setitem(sys.modules, "mlflow.store.tracking.sqlalchemy_store", None)
-    with pytest.raises(ImportError, match="pip install sqlalchemy alembic"):
-        MLflow(tracking_uri=f"sqlite:///{tmp_path}/other.db")
+def test_a_run_that_could_not_be_started_is_not_tried_again_to_be_ended(
+    sink: MLflow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried = []
+
+    def refuse(*_: Any, **__: Any) -> None:
+        tried.append(1)
+        raise ConnectionError
+
+    sink.write(Record(0, 1.0, {"loss": 1.0}))
+    monkeypatch.setattr(sink._client, "create_run", refuse)
+    with pytest.raises(ConnectionError):
+        sink.close()
+    assert len(tried) == 1, "each may take minutes"

@@ -246,29 +246,31 @@ def test_rows_of_two_threads_are_never_mixed(place: SimpleNamespace, run: Any) -
     assert [row[STEP] for row in found] == sorted(row[STEP] for row in found) and found
 
 
-def test_without_rows_of_the_users_the_richest_wait_and_the_rest_is_counted(
+def test_the_richest_since_the_users_last_row_goes_with_the_next_and_the_rest_is_counted(
     place: SimpleNamespace, run: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """P4, P17: bounded, told once with the way out, and counted in the summary."""
+    """P4, P17: bounded, in order, up to date, told once with the way out, and counted in the summary."""
     sink = WandB()
     with caplog.at_level(logging.WARNING, "holter"):
-        for step in range(200):
-            sink.write(layered(step) if step % 20 == 0 else Record(step, 1e9, SCALARS))
-    assert len(sink._opened()._waiting) == MOST_WAITING
+        for step in range(400):
+            sink.write(layered(step) if step % 20 == 7 else Record(step, 1e9, SCALARS))
+            sink.write(Record(step, 1e9, {"accuracy": 0.5}, late=True))
+            if step % 10 == 0 and step >= 100:
+                run.log({"user": step})
+    assert len(sink._opened()._waiting) <= MOST_WAITING
     (told,) = caplog.messages
     assert "own_rows=True" in told
-    for step in range(MOST_WAITING):
-        run.log({"user": step})
-        sink.write(Record(200 + step, 1e9, SCALARS))
-    run.log({"user": MOST_WAITING})
     sink.close()
     run.finish()
     stored = place.read(run.id)
-    assert [row["user"] for _, row in stored.rows[:-1]] == list(range(MOST_WAITING + 1))
-    steps = [row[STEP] for _, row in stored.rows if STEP in row]
-    assert set(range(0, 200, 20)) <= set(steps)  # those with layers, though they came long ago
-    assert steps == sorted(steps) and steps[-1] == 199 + MOST_WAITING  # the newest
-    assert stored.summary[LEFT_OUT] == 200 + MOST_WAITING - len(steps)
+    ours = [(row.get("user"), row[STEP]) for _, row in stored.rows if STEP in row]
+    assert [row["user"] for _, row in stored.rows if "user" in row] == list(range(100, 400, 10))
+    assert all("holter/accuracy" in row for _, row in stored.rows if STEP in row)
+    steps = [step for _, step in ours]
+    assert steps == sorted(set(steps)) and steps[-1] == 387  # it waits in the row that the user had begun
+    assert set(range(107, 390, 20)) <= set(steps)  # those with layers
+    assert all(user - step <= 30 for user, step in ours[2:-1])  # none of long ago
+    assert stored.summary[LEFT_OUT] == 400 - len(steps)
 
 
 def test_with_own_rows_every_step_is_there_but_the_counter_moves(place: SimpleNamespace, run: Any) -> None:
@@ -283,14 +285,6 @@ def test_with_own_rows_every_step_is_there_but_the_counter_moves(place: SimpleNa
     stored = place.read(run.id)
     assert stored.of("loss") == [(step, step) for step in range(10)]
     assert [(n, row["user"]) for n, row in stored.rows if "user" in row] == [(9, "implicit")]
-
-
-def test_a_run_that_the_user_has_finished_is_told(place: SimpleNamespace, run: Any) -> None:
-    """P28: not lost in silence: whoever calls the sink cuts it off and says so."""
-    sink = WandB(run)
-    run.finish()
-    with pytest.raises(place.wandb.UsageError, match="finished"):
-        sink.write(Record(0, 1e9, SCALARS))
 
 
 def test_where_wandb_is_switched_off_nothing_happens(place: SimpleNamespace) -> None:

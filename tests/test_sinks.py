@@ -333,7 +333,7 @@ def test_a_stored_run_is_sent_whole_or_in_part(stored: Path) -> None:
 
 def test_the_command_sends_it_to_tensorboard(stored: Path, tmp_path: Path) -> None:
     code, said = command(str(stored), "--to", "tensorboard", "-o", str(tmp_path), "--layers", "all", "--steps", "3:12")
-    assert code == 0 and said.startswith("10 steps and "), said
+    assert code == 0 and said.startswith("10 steps and ") and str(tmp_path / "tensorboard") in said, said
     event_accumulator = importlib.import_module("tensorboard.backend.event_processing.event_accumulator")
     logging.getLogger("tensorboard").setLevel(logging.ERROR)
     read = event_accumulator.EventAccumulator(str(tmp_path / "tensorboard"), size_guidance={"scalars": 0})
@@ -351,8 +351,10 @@ def test_the_command_sends_it_to_tensorboard(stored: Path, tmp_path: Path) -> No
         (("--steps", "7"), "give the first and the last step"),
         (("--steps", "a:b"), "give the first and the last step"),
         (("--layers", "many"), "give a number, or all"),
+        (("--steps", "12:5"), "the run has steps 0 to 19"),
+        (("--steps", "500:900"), "the run has steps 0 to 19"),
     ],
 )
 def test_a_part_that_is_none_is_refused(arguments: tuple[str, ...], told: str, stored: Path, tmp_path: Path) -> None:
-    code, said = command(str(stored), "--to", "tensorboard", "-o", str(tmp_path), *arguments)
-    assert code == 1 and told in said
+    code, said = command(str(stored), "--to", "tensorboard", "-o", str(tmp_path / "none"), *arguments)
+    assert code == 1 and told in said and not list(tmp_path.rglob("events*"))

@@ -407,3 +407,18 @@ def test_a_clip_of_another_model_costs_no_walk_through_this_one(monkeypatch: pyt
         for parameter in other.parameters():
             imported_early(parameter, MAX_NORM)
         assert not walks
+
+
+def test_a_torch_whose_parts_have_other_names_is_told_and_watched(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delattr(torch.nn.utils, "get_total_norm")
+    model, optimizer = small()
+    with holter.watch(model, optimizer, run=False, budget=None) as monitor:
+        backward(model)
+        imported_early(model.parameters(), MAX_NORM)
+        optimizer.step()
+        monitor.flush()
+        assert len(monitor.history) == 1
+    assert "no get_total_norm in this torch" in caplog.text
+    assert not hasattr(torch.nn.utils, "get_total_norm")

@@ -87,6 +87,7 @@ def trained() -> SimpleNamespace:
     result = fine_tune(
         model, *loaders(), optimizer=sgd(model), tracker=tracker, log_histogram=True, progress=False, max_grad_norm=0.5
     )
+    tracker.close()
 
     by_hand, losses, norms = network(), [], []
     optimizer = sgd(by_hand)

@@ -7,12 +7,10 @@ forward is over, and which loss, inputs and validation values belong to it.
 
 from __future__ import annotations
 
-import inspect
 import logging
 import math
 import sys
 from collections.abc import Mapping
-from dataclasses import fields
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,16 +19,14 @@ from typing import Any
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
+from holter.integrations.options import check_options
 from holter.monitor import Monitor
 from holter.record import is_validation
 from holter.run import create_directory
-from holter.settings import Settings, check_sinks
 from holter.stopping import TrainingStopped, is_severe
 from holter.watching import watch
 
 _logger = logging.getLogger("holter")
-_OPTIONS = tuple(inspect.signature(watch).parameters)[2:]  # after the model and its optimizer
-_SETTINGS = {setting.name for setting in fields(Settings)}
 
 
 def _lightning() -> Any:
@@ -58,12 +54,15 @@ class HolterCallback(_Callback):  # type: ignore[misc]  # which of two packages 
     """
 
     def __init__(self, *, stop: bool = False, batch: bool = True, **options: Any) -> None:
-        _check(stop, batch, options)
+        if not isinstance(batch, bool):
+            raise ValueError(f"batch={batch!r}: give True or False")
+        check_options(options, stop, ("model", "optimizer"))
         self.monitor: Monitor | None = None
         self._options, self._stop, self._batch = options, stop, batch
         self._restored: Mapping[str, Any] | None = None  # from a checkpoint
         self._hooks: list[RemovableHandle] = []
         self._has_stopped = False
+        self._manual_loss: Any = None  # of a manual step whose training_step returns nothing
         self._is_forward_due = False  # the batch was begun, and has had no backward yet
         self._metrics_before: dict[str, Any] = {}  # a validation
 
@@ -146,6 +145,8 @@ class HolterCallback(_Callback):  # type: ignore[misc]  # which of two packages 
         if not pl_module.automatic_optimization:
             # The forward of a second optimizer's step was not seen; what was read before is of the step before.
             self.monitor.training_forward()
+            if len(trainer.optimizers) == 1:  # of several it would be now this loss, now that
+                self._manual_loss = loss.detach()
         self.monitor.forward_ended()
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
@@ -153,6 +154,7 @@ class HolterCallback(_Callback):  # type: ignore[misc]  # which of two packages 
             return
         self._is_forward_due = False
         loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
+        loss, self._manual_loss = self._manual_loss if loss is None else loss, None
         if loss is not None:
             # Lightning divides the loss of a batch by the number of those that it accumulates.
             parts = trainer.accumulate_grad_batches
@@ -182,20 +184,6 @@ class HolterCallback(_Callback):  # type: ignore[misc]  # which of two packages 
         before, self._metrics_before = self._metrics_before, {}
         found = {name: value for name, value in trainer.callback_metrics.items() if value is not before.get(name)}
         self.monitor.log(**{name if is_validation(name) else f"val_{name}": value for name, value in found.items()})
-
-
-def _check(stop: bool, batch: bool, options: Mapping[str, Any]) -> None:
-    """Now, not when the fit has begun."""
-    for name, value in (("stop", stop), ("batch", batch)):
-        if not isinstance(value, bool):
-            raise ValueError(f"{name}={value!r}: give True or False")
-    for name in options:
-        if name not in _OPTIONS:
-            raise ValueError(f"holter.watch has no option {name!r}; it has {', '.join(_OPTIONS)}")
-    settings = Settings(**{name: value for name, value in options.items() if name in _SETTINGS})
-    if stop and not (settings.diagnose and settings.budget != 0):
-        raise ValueError("stop=True needs the live diagnosis: leave out diagnose=False and budget=0")
-    check_sinks(options.get("sinks", ()))
 
 
 def _plan(trainer: Any, pl_module: Any) -> dict[str, Any]:

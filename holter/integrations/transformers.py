@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import inspect
 import time
 import weakref
 from collections.abc import Callable, Mapping
@@ -28,8 +26,8 @@ from holter.integrations.accelerate import (
     silenced,
     unwrapped,
 )
+from holter.integrations.options import check_options
 from holter.monitor import Monitor
-from holter.settings import Settings, check_sinks
 from holter.stopping import TrainingStopped, is_severe
 
 _KEY = "holter"  # of what a checkpoint keeps. Not the callback's name: what is called so the Trainer would rebuild
@@ -48,7 +46,7 @@ class HolterCallback(TrainerCallback):
     """
 
     def __init__(self, *, stop: bool = False, **options: Any) -> None:
-        _check(stop, options)
+        check_options(options, stop, _TRAINERS_OWN)
         self._stop, self._options = stop, options
         self._attached: _Attached | None = None
         self._monitor: Monitor | None = None
@@ -205,23 +203,6 @@ class _Weakly:
         attached = self._attached()
         if attached is not None:
             attached.see_backward(accelerator, loss)
-
-
-def _check(stop: bool, options: Mapping[str, Any]) -> None:
-    """Before training starts, so far as that is possible without the model."""
-    if not isinstance(stop, bool):
-        raise ValueError(f"stop={stop!r}: give True or False")
-    known = [name for name in inspect.signature(holter.watch).parameters if name not in _TRAINERS_OWN]
-    for name in options:
-        if name in _TRAINERS_OWN:
-            raise ValueError(f"{name}= is known from the Trainer: leave it out")
-        if name not in known:
-            raise ValueError(f"there is no option {name!r}: those of holter.watch are {', '.join(known)}")
-    checked = {field.name for field in dataclasses.fields(Settings)}
-    settings = Settings(**{name: value for name, value in options.items() if name in checked})
-    if stop and (not settings.diagnose or settings.budget == 0):
-        raise ValueError("stop=True needs the live diagnosis: leave out diagnose=False and budget=0, or stop")
-    check_sinks(options.get("sinks", ()))
 
 
 def _saved(state: Any) -> Mapping[str, Any]:

@@ -78,11 +78,22 @@ class Background:
                 self._queue.post(self._close)
         self._queue.stop(seconds + _GRACE_SECONDS)
 
+    def give_up(self) -> None:
+        """The end, after which nothing can be told any more: what it has not written by now is told to be missing.
+
+        A close() that goes on is no failure: tools that upload take their time.
+        """
+        unwritten = max(0, len(self._queue) - self._is_closing)
+        if unwritten:
+            self._cut_off(
+                Complaint(f"it was not done when the training ended: {unwritten:,} records or findings are left out")
+            )
+
     def _is_open(self) -> bool:
         if not self.is_cut_off and self._hangs():
             self._cut_off(Complaint(f"it has not answered for {self._hangs_after:.0f} s"))
             self._queue.clear()
-        return not self.is_cut_off and os.getpid() == self._process
+        return not self.is_cut_off and not self._is_closing and os.getpid() == self._process
 
     def _hangs(self) -> bool:
         began = self._began
@@ -98,7 +109,7 @@ class Background:
         self._timed(task)
 
     def _close(self) -> None:
-        if self._left_out:
+        if self._left_out and not self.is_cut_off:
             self._failed(self.sink, Complaint(f"it is too slow: {self._left_out:,} records or findings are left out"))
         self.sink.close()
 

@@ -21,6 +21,7 @@ from typing import Any
 
 from holter.diagnosis.finding import Finding
 from holter.record import Record
+from holter.sinks.finding_words import key_of, words_of
 from holter.sinks.panels import FEW, Panels, quantiles
 from holter.summary import as_json
 from holter.words import printable
@@ -40,9 +41,10 @@ _UNSAFE = re.compile(r"[^\w./\- ]")
 class MLflow:
     """Logs to the run with this id, or to the one that is active where this is made, or to a new one, ended by `close`.
 
-    A `tracking_uri` other than MLflow's current one, or an `experiment` by its name, asks for a new run. That starts
-    with the first record, for each process of a training makes a sink and only one of them writes to it. In a run of
-    the user's, scalars are called `holter/{name}`: two writers of one name would be one curve that jumps.
+    A `tracking_uri` other than MLflow's current one, or an `experiment` by its name, asks for a new run, which may have
+    a `name`. It starts with the first record, for each process of a training makes a sink and only one of them writes
+    to it. In a run of the user's, scalars are called `holter/{name}`: two writers of one name would be one curve that
+    jumps.
     """
 
     def __init__(
@@ -51,6 +53,7 @@ class MLflow:
         *,
         tracking_uri: str | None = None,
         experiment: str | None = None,
+        name: str | None = None,
         layers: int | str = FEW,
         every: int = 1,
     ) -> None:
@@ -60,7 +63,7 @@ class MLflow:
         mlflow = _mlflow()
         self._new_metric = mlflow.entities.Metric
         self._client = _client(mlflow, tracking_uri)
-        self._experiment = experiment
+        self._experiment, self._name = experiment, name
         self._is_users_store = self._client.tracking_uri == mlflow.get_tracking_uri()
         active = mlflow.active_run() if self._is_users_store and experiment is None else None
         self._run_id: str | None = run_id or (active.info.run_id if active is not None else None)
@@ -95,7 +98,7 @@ class MLflow:
 
     def alert(self, finding: Finding) -> None:
         self._panels.note(finding)
-        key = _key(finding)
+        key = key_of(finding)
         self._findings[key] = finding
         number = self._first_number + list(self._findings).index(key)
         self._client.set_tag(self.run_id, f"{FINDING_TAG}{number}", line_of(finding), synchronous=True)
@@ -105,13 +108,19 @@ class MLflow:
     def close(self) -> None:
         if self._is_closed or (self._run_id is None and not self._waiting):  # nothing came
             return
-        self._flush()
-        self._store_findings()
-        if self._is_own:
-            self._client.set_terminated(self.run_id)
+        try:
+            self._flush()
+        finally:  # a run that is never ended would seem to train for ever
+            if self._run_id is not None:
+                self._end(self._run_id)
         self._is_closed = True
         if self._not_stored is not None:
             raise self._not_stored
+
+    def _end(self, run_id: str) -> None:
+        self._store_findings()
+        if self._is_own:
+            self._client.set_terminated(run_id)
 
     def _flush(self) -> None:
         while self._waiting:
@@ -144,7 +153,9 @@ class MLflow:
             return dict(self._client.get_run(run_id).data.tags)
         except mlflow.MlflowException as error:
             way_out = "give the id of a run that it has, or its tracking_uri"
-            raise ValueError(f"{self._client.tracking_uri} has no run {run_id!r}: {way_out} ({error})") from error
+            place = place_of(self._client.tracking_uri)
+            # Its words, and those of what it came from, may hold the address with a password.
+            raise ValueError(f"{place} has no run {run_id!r}: {way_out} ({error.error_code})") from None
 
     def _start(self) -> str:
         """Where MLflow itself would start one, unless told: set_experiment leaves its choice in the environment."""
@@ -154,7 +165,8 @@ class MLflow:
         if place is None and name is not None:
             found = self._client.get_experiment_by_name(name)
             place = found.experiment_id if found is not None else self._client.create_experiment(name)
-        return str(self._client.create_run(place or _DEFAULT_EXPERIMENT, tags={_OWN_TAG: "true"}).info.run_id)
+        started = self._client.create_run(place or _DEFAULT_EXPERIMENT, tags={_OWN_TAG: "true"}, run_name=self._name)
+        return str(started.info.run_id)
 
 
 @lru_cache(maxsize=8192)  # asked of the same names at every step
@@ -172,15 +184,26 @@ def metric_name(name: str) -> str:
 
 
 def line_of(finding: Finding) -> str:
-    over = f" (over: last seen at step {finding.until})" if finding.until is not None else ""
-    line = printable(" ".join(f"{finding}{over}".split()))
+    line = printable(" ".join(words_of(finding).split()))
     return line if len(line) <= LONGEST_LINE else f"{line[: LONGEST_LINE - 1]}…"
 
 
-def _key(finding: Finding) -> tuple[object, ...]:
-    """What stays when a finding is told again because it is over. Holter's own problems differ only in their words."""
-    words = finding.advice if finding.where == "monitor" else ""
-    return finding.step, finding.cause, finding.severity, finding.layer, words
+def place_of(uri: str) -> str:
+    """A store without user, password and parameters, so that it may be printed.
+
+    >>> place_of("postgresql://me:secret@host:5432/runs?sslkey=x"), place_of("sqlite:////home/a@b/m.db?key=x")
+    ('postgresql://host:5432/runs', 'sqlite:////home/a@b/m.db')
+    >>> place_of("mysql://me:a/b@host/runs"), place_of("mlruns")
+    ('mysql://…', 'mlruns')
+    """
+    scheme, separator, rest = uri.partition("://")
+    if not separator or rest.startswith("/"):  # a path
+        return re.split(r"[?#]", uri, maxsplit=1)[0]
+    address = re.split(r"[/?#]", rest, maxsplit=1)[0]
+    after = rest[len(address) :]
+    if "@" in after:  # where the password ends cannot be told
+        return f"{scheme}://…"
+    return f"{scheme}://{address.rpartition('@')[2]}{re.split('[?#]', after, maxsplit=1)[0]}"
 
 
 def _number_of(tag: str) -> int:
@@ -197,9 +220,12 @@ def _mlflow() -> Any:
 
 
 def _client(mlflow: Any, tracking_uri: str | None) -> Any:
+    where = place_of(tracking_uri or mlflow.get_tracking_uri())
     try:
         return mlflow.MlflowClient(tracking_uri)
     except ImportError as error:  # mlflow-skinny comes without what a database needs
-        where = tracking_uri or mlflow.get_tracking_uri()
-        way_out = "pip install sqlalchemy alembic, or give the tracking_uri of a server"
+        way_out = "pip install sqlalchemy alembic and its driver, or give the tracking_uri of a server"
         raise ImportError(f"MLflow cannot open {where} ({error}): {way_out}") from error
+    except Exception as error:
+        way_out = "give the tracking_uri of a store or server that answers, or set MLFLOW_TRACKING_URI"
+        raise ValueError(f"MLflow cannot open {where} ({type(error).__name__}): {way_out}") from None

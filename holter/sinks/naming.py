@@ -22,10 +22,13 @@ def check(name: str) -> None:
         raise ImportError(f"the sink {name!r} needs {name}: pip install 'holter[{name}]'")
 
 
-def make(name: str, directory: Path, *, layers: int | str = 8, project: str | None = None) -> Sink:
+def make(
+    name: str, directory: Path, *, layers: int | str = 8, project: str | None = None, run_name: str | None = None
+) -> Sink:
     """`directory` is for what is written to files of its own; `project` what W&B and Trackio call so, and MLflow an
-    experiment."""
+    experiment. With a `run_name` the tool gets a new run of that name."""
     named: dict[str, Any] = {"project": project} if project else {}
+    named |= {"name": run_name} if run_name else {}
     match name:
         case "console":
             return Console(layers=layers)
@@ -34,8 +37,8 @@ def make(name: str, directory: Path, *, layers: int | str = 8, project: str | No
         case "wandb":
             return WandB(layers=layers, **named)
         case "mlflow":
-            return MLflow(experiment=project, layers=layers)
+            return MLflow(experiment=project, name=run_name, layers=layers)
         case "trackio":
-            return Trackio(project or "holter", layers=layers)
+            return Trackio(project or "holter", name=run_name, layers=layers)
     check(name)
     raise AssertionError("a name that was checked is made")

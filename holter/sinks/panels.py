@@ -1,8 +1,9 @@
 """Panels: what a sink shows of a record. Thousands of them freeze a dashboard, so by default it is the numbers of the
 whole training and a few layers; all layers stay in the journal.
 
-The few are those farthest from their siblings at the first look, and whatever layer a finding names from then on. Who
-is chosen stays chosen: a curve that comes and goes tells nothing.
+The few are those farthest from their siblings when gradients are first seen, and then whatever layer a finding names,
+until four times as many are shown. Who is chosen stays chosen, and nobody joins for a norm that jumps: a curve that
+comes and goes tells nothing, and whether a layer has become worse is what the diagnosis finds out.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from holter.series import logs, overall_median
 from holter.statistics.histogram import Histogram
 
 FEW = 8
+MOST_TIMES = 4  # as many layers as were asked for are shown at most, whatever is found
 QUANTILES = {"min": 0.0, "p25": 0.25, "p50": 0.5, "p75": 0.75, "p95": 0.95, "p99": 0.99, "max": 1.0}
 # Of each role: how its tags begin, and what is shown besides the extras.
 _TAGS = {"gradient": "gradients", "weight": "weights", "update": "updates", "activation": "activations"}
@@ -47,50 +49,70 @@ class Panel:
 
 
 class Panels:
-    """`layers`: how many of them, or "all"; `every`: of so many steps one has layers, all have their scalars."""
+    """`layers`: how many of them at first, or "all"; with those of findings there are at most four times as many.
+
+    `every`: of so many steps one has layers, the first that has any of that role; all have their scalars.
+    """
 
     def __init__(self, layers: int | str = FEW, every: int = 1) -> None:
         if layers != "all" and (not isinstance(layers, int) or isinstance(layers, bool) or layers < 0):
             raise ValueError(f'layers={layers!r}: give how many layers to show, such as {FEW}, or "all"')
         if not isinstance(every, int) or isinstance(every, bool) or every < 1:
             raise ValueError(f"every={every!r}: give a number of steps, 1 for all of them")
-        self._most, self._every = layers, every
-        self._chosen: set[str] = set()
+        self._few, self._every = layers if isinstance(layers, int) else None, every  # None: all
         self._is_chosen = False
+        self._chosen: set[str] = set()
+        self._owners: set[str] = set()  # the modules of those chosen
+        self._shown_at: dict[str, int] = {}
 
     def of(self, record: Record) -> Panel:
         scalars: dict[str, float] = dict(record.scalars)
         histograms: dict[str, Histogram] = {}
-        if record.step % self._every == 0:
-            if _RANKED in record.rows and not self._is_chosen:
-                self._choose(record.rows[_RANKED])
-            for role, rows in record.rows.items():
+        if _RANKED in record.rows:
+            self._choose(record.rows[_RANKED])
+        for role, rows in record.rows.items():
+            # Each has turns of its own: what is measured rarely must not wait for what is there at every step.
+            has_numbers = self._is_turn(role, record.step)
+            has_histograms = rows.rows.histograms is not None and self._is_turn(f"{role}_hist", record.step)
+            if has_numbers or has_histograms:
                 places = [place for place, name in enumerate(rows.layers) if self._shows(role, name)]
-                scalars.update(_numbers(role, rows, places))
-                histograms.update(_histograms(role, rows, places))
+                scalars.update(_numbers(role, rows, places) if has_numbers else ())
+                histograms.update(_histograms(role, rows, places) if has_histograms else ())
         return Panel(record.step, record.time, scalars, histograms)
 
     def note(self, finding: Finding) -> None:
-        """The layer of a finding is shown from now on; a module with all its parameters."""
+        """The layer of a finding is shown from now on, while there is room; a module with all its parameters."""
         if finding.layer is not None:
-            self._chosen.add(finding.layer)
+            self._add(finding.layer)
+
+    def _is_turn(self, of: str, step: int) -> bool:
+        """Whether this is another turn than the last, or what is left of it; steps may be missing, or come again."""
+        last = self._shown_at.get(of)
+        if last is not None and last != step and last // self._every == step // self._every:
+            return False
+        self._shown_at[of] = step
+        return True
 
     def _choose(self, rows: LayerRows) -> None:
-        if not isinstance(self._most, int):
+        if self._few is None or self._is_chosen:
             return
         self._is_chosen = True
         sizes = logs(rows.rows.derive("norm"))
         with np.errstate(invalid="ignore"):
             away = np.abs(sizes - overall_median(sizes[np.isfinite(sizes)]))
-        order = np.argsort(-np.nan_to_num(away, nan=np.inf), kind="stable")[: self._most]
-        self._chosen.update(rows.layers[place] for place in order.tolist())
+        for place in np.argsort(-np.nan_to_num(away, nan=np.inf), kind="stable")[: self._few].tolist():
+            self._add(rows.layers[place])
+
+    def _add(self, layer: str) -> None:
+        if self._few is not None and len(self._chosen) < MOST_TIMES * max(self._few, 1):
+            self._chosen.add(layer)
+            self._owners.add(layer.rpartition(".")[0])
 
     def _shows(self, role: str, name: str) -> bool:
-        if self._most == "all" or role in _WHOLE or name in self._chosen:
+        if self._few is None or role in _WHOLE or name in self._chosen:
             return True
         # A module goes with its parameters, and they with it.
-        owner = name.rpartition(".")[0]
-        return owner in self._chosen or any(one.rpartition(".")[0] == name for one in self._chosen)
+        return name in self._owners or name.rpartition(".")[0] in self._chosen
 
 
 def tag(role: str, layer: str, statistic: str) -> str:

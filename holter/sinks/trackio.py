@@ -15,6 +15,7 @@ from typing import Any
 
 from holter.diagnosis.finding import Finding
 from holter.record import Record
+from holter.sinks.finding_words import title_of
 from holter.sinks.panels import FEW, Panel, Panels, joined, quantiles
 from holter.words import printable
 
@@ -71,9 +72,8 @@ class Trackio:
         self._panels.note(finding)
         is_over = finding.until is not None
         level = self._trackio.AlertLevel["INFO" if is_over else _LEVELS[finding.severity]]
-        title = f"{'over: ' if is_over else ''}{finding.cause} in {finding.layer or finding.where}"
         step = finding.step if finding.until is None else finding.until
-        self.run.alert(title=printable(title), text=printable(str(finding)), level=level, step=step)
+        self.run.alert(title=printable(title_of(finding)), text=printable(str(finding)), level=level, step=step)
 
     def close(self) -> None:
         if self._is_own and self._run is not None and not self._is_closed:
