@@ -12,6 +12,7 @@ import functools
 import importlib
 import ipaddress
 import logging
+import re
 import socket
 import threading
 import urllib.request
@@ -42,12 +43,16 @@ _PUBLIC_IPV6 = ipaddress.IPv6Network("2000::/3")
 _IPV4_INSIDE = [ipaddress.IPv6Network("::ffff:0:0/96"), ipaddress.IPv6Network("64:ff9b::/96")]  # mapped; NAT64
 
 
+class NotTaken(Exception):
+    """Why, as far as it can be said without the address."""
+
+
 class PrivateAddress(Exception):
     """A name turned out to stand for a server inside a network."""
 
 
 def sender(apprise: Any, url: str, name: str, private: bool) -> Callable[[Message], bool]:
-    """Sends a message there and says whether it was taken; it raises PrivateAddress. ValueError where apprise can make
+    """Sends a message there and says whether it was taken; raises NotTaken and PrivateAddress. ValueError where apprise can make
     nothing of the address, or nothing may be sent there."""
     # Sent from the thread that asks: a pool of apprise's own would keep the process from ending while a server hangs.
     asset = apprise.AppriseAsset(app_id="Holter", async_mode=False, service_timeout=0, storage_mode="memory")
@@ -70,9 +75,12 @@ def sender(apprise: Any, url: str, name: str, private: bool) -> Callable[[Messag
     is_free = private or service.schema in _MAIL
 
     def send(message: Message) -> bool:
-        with quiet(), contextlib.nullcontext() if is_free else _only_public():
+        with quiet() as hushed, contextlib.nullcontext() if is_free else _only_public():
             said = {"title": message.title, "body": message.text, "notify_type": message.kind}
-            return bool(box.notify(**said, body_format="text"))
+            was_sent = bool(box.notify(**said, body_format="text"))
+        if not was_sent and hushed.why:
+            raise NotTaken(hushed.why)
+        return was_sent
 
     return send
 
@@ -217,16 +225,32 @@ class _Hush(logging.Filter):
     def __init__(self) -> None:
         super().__init__()
         self._thread = threading.get_ident()
+        self.why = ""  # what was kept back says that something failed
 
     def filter(self, record: logging.LogRecord) -> bool:
-        return threading.get_ident() != self._thread
+        if threading.get_ident() != self._thread:
+            return True
+        if record.name.startswith("apprise") and record.levelno >= logging.WARNING:
+            self.why = _why(record.getMessage()) or self.why
+        return False
+
+
+def _why(words: str) -> str:
+    """What of them cannot be an address: a number, or that there was no answer.
+
+    >>> _why("Failed to send JSON POST notification: Server Error, error=503."), _why("A Connection error occurred")
+    ('it answered 503', 'no connection, or no answer')
+    """
+    if answer := re.search(r"\berror=(\d{3})\b", words):
+        return f"it answered {answer[1]}"
+    return "no connection, or no answer" if "connection error" in words.lower() else ""
 
 
 _hushing = threading.Lock()
 
 
 @contextlib.contextmanager
-def quiet() -> Iterator[None]:
+def quiet() -> Iterator[_Hush]:
     """At the level DEBUG apprise and urllib3 log whole addresses (P24)."""
     hush = _Hush()
     known = list(logging.root.manager.loggerDict.items())
@@ -235,7 +259,7 @@ def quiet() -> Iterator[None]:
         for logger in loud:
             logger.filters = [*logger.filters, hush]
     try:
-        yield
+        yield hush
     finally:
         with _hushing:
             for logger in loud:

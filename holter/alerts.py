@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from holter.alert_addresses import PrivateAddress, sender
+from holter.alert_addresses import NotTaken, PrivateAddress, sender
 from holter.alert_words import Message, Tally, message_of
 from holter.background import Background
 from holter.diagnosis.finding import SEVERITIES, Finding
@@ -141,6 +141,7 @@ class _Letter:
 
     def __init__(self, message: Message | None) -> None:
         self.message, self.tries = message, 0
+        self.why = ""  # the last try failed
 
 
 class Recipient:
@@ -243,6 +244,8 @@ class Recipient:
         except PrivateAddress:
             self._settle(letter, "leads into a network, which takes Alert(url, private=True)")
             return None
+        except NotTaken as error:
+            was_sent, letter.why = False, f" ({error})"
         except Exception:  # whose words may hold the address: that it failed is all that is kept of it
             was_sent = False
         letter.tries += 1
@@ -250,7 +253,7 @@ class Recipient:
             return PAUSES[letter.tries - 1]
         # It may have come through all the same: that nobody said so is all that is known here.
         tries = f"{letter.tries} {'try' if letter.tries == 1 else 'tries'}"
-        self._settle(letter, None if was_sent else f"did not confirm it in {tries}")
+        self._settle(letter, None if was_sent else f"did not confirm it in {tries}{letter.why}")
         return None
 
 

@@ -173,9 +173,18 @@ def test_what_is_never_taken_is_reported_and_the_others_get_theirs(web: WebServe
     assert web.take()
     words = told.failed.get(timeout=PATIENCE)
     about = "warning: dead-relu in encoder.3 since step 40"
-    assert words == f"alerts[0] (json) did not confirm it in 4 tries: {about}"
+    assert words == f"alerts[0] (json) did not confirm it in 4 tries (no connection, or no answer): {about}"
     told.sink.close()
     assert sorted(all_of(told.notes)) == [f"sent to alerts[1] (json): {about}", f"unconfirmed: {words}"]
+
+
+def test_what_a_server_answered_is_told(web: WebServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(alerts, "PAUSES", ())
+    web.script = [FAILS]
+    told = Told(web.alert())
+    told.sink.alert(FOUND)
+    assert "did not confirm it in 1 try (it answered 5" in told.failed.get(timeout=PATIENCE)
+    told.sink.close()
 
 
 @pytest.mark.parametrize("does", [HANGS, DIES, FAILS])

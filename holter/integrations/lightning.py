@@ -33,7 +33,7 @@ def _lightning() -> Any:
     """Of the two packages that are Lightning, the one in use: their classes are not each other's."""
     homes = {"lightning.pytorch": "lightning", "pytorch_lightning": "pytorch_lightning"}
     for module in homes:
-        if module in sys.modules:
+        if sys.modules.get(module) is not None:
             return sys.modules[module]
     for module, package in homes.items():
         if find_spec(package) is not None:
