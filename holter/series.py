@@ -166,7 +166,7 @@ class Baseline:
         self._residuals = np.full((self.MEMORY, layers), np.nan)
         self.count = np.zeros(layers, dtype=np.int64)  # values that made it
         self._outside = np.zeros(layers, dtype=np.int64)  # in a row
-        self._age = 0
+        self._age, self._changed = 0, np.zeros(layers, dtype=bool)  # values since it was found last, and whose
         self.level = np.full(layers, np.nan)
         self.scale = np.full(layers, np.inf)
 
@@ -179,6 +179,7 @@ class Baseline:
         self.count, self._outside = (
             np.concatenate([old, np.zeros(layers, dtype=np.int64)]) for old in (self.count, self._outside)
         )
+        self._changed = np.concatenate([self._changed, np.zeros(layers, dtype=bool)])
         self.level = np.concatenate([self.level, np.full(layers, np.nan)])
         self.scale = np.concatenate([self.scale, np.full(layers, np.inf)])
 
@@ -209,19 +210,23 @@ class Baseline:
         usual = np.where(np.isfinite(self.level), self.level, values)
         self._residuals[slots, places] = values[places] - usual[places]
         self.count[places] += 1
+        self._changed[places] = True
         self._age += 1
         if self._age >= self._EVERY or (self.count[places] <= 3 * self.LEAST).any():
             self._find()
         return found
 
     def _find(self) -> None:
+        """Of those that have new values: most series are not measured at every step."""
         self._age = 0
-        newest = (self.count - 1)[None, :] - np.arange(self.LEVEL)[:, None]
+        chosen = np.flatnonzero(self._changed)
+        self._changed[chosen] = False
+        newest = (self.count[chosen] - 1)[None, :] - np.arange(self.LEVEL)[:, None]
         rows = np.where(newest >= 0, newest % self.MEMORY, 0)
-        recent = np.where(newest >= 0, self._levels[rows, np.arange(len(self.count))[None, :]], np.nan)
+        recent = np.where(newest >= 0, self._levels[rows, chosen[None, :]], np.nan)
         with np.errstate(all="ignore"):
-            self.level = median(recent)
-            self.scale = np.maximum(1.4826 * median(np.abs(self._residuals)), self._floor)
+            self.level[chosen] = median(recent)
+            self.scale[chosen] = np.maximum(1.4826 * median(np.abs(self._residuals[:, chosen])), self._floor)
 
     def _forget(self, chosen: Flags) -> None:
         self._levels[:, chosen] = np.nan
