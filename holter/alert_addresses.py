@@ -52,8 +52,8 @@ class PrivateAddress(Exception):
 
 
 def sender(apprise: Any, url: str, name: str, private: bool) -> Callable[[Message], bool]:
-    """Sends a message there and says whether it was taken; raises NotTaken and PrivateAddress. ValueError where apprise can make
-    nothing of the address, or nothing may be sent there."""
+    """Sends a message there and says whether it was taken; raises NotTaken and PrivateAddress. ValueError where apprise
+    can make nothing of the address, or nothing may be sent there."""
     # Sent from the thread that asks: a pool of apprise's own would keep the process from ending while a server hangs.
     asset = apprise.AppriseAsset(app_id="Holter", async_mode=False, service_timeout=0, storage_mode="memory")
     service = service_of(apprise, url, asset)

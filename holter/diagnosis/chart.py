@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import wraps
-from typing import Any, TypeVar, cast
+from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from holter.record import EXECUTION_ORDER, LayerRows, Record
 from holter.series import Floats, Integers, Series
 
 Answer = TypeVar("Answer")
+Words = ParamSpec("Words")
 
 
 @dataclass
@@ -57,14 +58,17 @@ class Moments:
         self._open = None
 
 
-def once_a_step(question: Callable[[Chart], Answer]) -> Callable[[Chart], Answer]:
+def once_a_step(
+    question: Callable[Concatenate[Chart, Words], Answer],
+) -> Callable[Concatenate[Chart, Words], Answer]:
     """For what many rules ask of a chart: the answer is kept until the next step."""
 
     @wraps(question)
-    def answer(chart: Chart) -> Answer:
-        if question not in chart.answers:
-            chart.answers[question] = question(chart)
-        return cast(Answer, chart.answers[question])
+    def answer(chart: Chart, /, *words: Words.args, **named: Words.kwargs) -> Answer:
+        key = question, words
+        if key not in chart.answers:
+            chart.answers[key] = question(chart, *words, **named)
+        return cast(Answer, chart.answers[key])
 
     return answer
 

@@ -55,8 +55,12 @@ def rate_is_flat(chart: Chart, since: int, until: int, within: float = 1.3) -> b
 
 def matrices(chart: Chart, series: Series) -> list[int]:
     """Places of the layers that are matrices; of all, where shapes are not known."""
-    chosen = [place for place, name in enumerate(series.names) if chart.is_matrix(name)]
-    return chosen or list(range(len(series.names)))
+    return _matrices_in(chart, series.names) or list(range(len(series.names)))
+
+
+@once_a_step
+def _matrices_in(chart: Chart, names: tuple[str, ...]) -> list[int]:
+    return [place for place, name in enumerate(names) if chart.is_matrix(name)]
 
 
 def middle(series: Series, chosen: list[int]) -> tuple[Integers, Floats]:
@@ -67,6 +71,13 @@ def middle(series: Series, chosen: list[int]) -> tuple[Integers, Floats]:
     found = median(values.T)
     known = ~np.isnan(found)
     return series.steps[known], found[known]
+
+
+@once_a_step
+def typical_of(chart: Chart, role: str, statistic: str) -> tuple[Integers, Floats]:
+    """The median over the matrices, step by step."""
+    series = chart.table(role, statistic)
+    return middle(series, matrices(chart, series))
 
 
 def is_adaptive(chart: Chart) -> bool:

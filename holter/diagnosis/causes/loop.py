@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from holter.diagnosis.chart import Chart, column
-from holter.diagnosis.evidence import data_is_usual, matrices, middle, rate_is_flat
+from holter.diagnosis.evidence import data_is_usual, rate_is_flat, typical_of
 from holter.diagnosis.suspicion import Case, Kind, Suspicion
 from holter.series import Floats, Integers, Series, known_median, median, overall_median
 
@@ -18,7 +18,7 @@ def not_cleared(case: Case) -> Iterator[Suspicion]:
     A stuck batch agrees too, but its norm and loss fall; with a loss of the wrong sign they grow while it goes down.
     """
     chart = case.chart
-    steps, cosines = middle(chart.table("update", "cosine"), matrices(chart, chart.table("update", "cosine")))
+    steps, cosines = typical_of(chart, "update", "cosine")
     at, norms = column(chart.scalar("gradient_norm"))
     if len(cosines) < 2 or len(norms) < 5 or not (cosines[-2:] > 0.9).all() or not norms[-1] > 0:
         return

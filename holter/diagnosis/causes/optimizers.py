@@ -17,6 +17,7 @@ from holter.diagnosis.evidence import (
     middle,
     rate_is_flat,
     rate_of,
+    typical_of,
 )
 from holter.diagnosis.suspicion import Case, Kind, Suspicion
 from holter.series import Floats, Integers, Series, known_median, median, overall_median, slopes, spread
@@ -77,7 +78,7 @@ def tight_clip(case: Case) -> Iterator[Suspicion]:
         return
     if len(times) < 10 or not (times[-10:] > 1).all() or not overall_median(times[-20:]) > _TIGHT:
         return
-    _, ratios = middle(case.chart.table("update", "ratio"), matrices(case.chart, case.chart.table("update", "ratio")))
+    _, ratios = typical_of(case.chart, "update", "ratio")
     # Adam's steps do not depend on the length of the gradient, as long as that is the same; and where gradients explode
     # a clip that leaves a millionth of them is what the training lives by.
     if len(ratios) and not overall_median(ratios[-3:]) < (1e-4 if is_adaptive(case.chart) else 1e-3):
@@ -108,7 +109,7 @@ def _pinned(case: Case) -> Iterator[Suspicion]:
     """Of a clip that was not seen: every gradient has the same norm to the last digits, and moves next to nothing."""
     chart = case.chart
     steps, norms = column(chart.scalar("gradient_norm"))
-    _, ratios = middle(chart.table("update", "ratio"), matrices(chart, chart.table("update", "ratio")))
+    _, ratios = typical_of(chart, "update", "ratio")
     if len(norms) < 20 or len(ratios) < 3 or is_adaptive(chart) or not overall_median(ratios[-3:]) < 2e-5:
         return
     limit = overall_median(norms[-20:])

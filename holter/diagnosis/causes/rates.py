@@ -8,7 +8,7 @@ import numpy as np
 
 from holter.diagnosis.causes.batches import guess_loss
 from holter.diagnosis.chart import Chart, column, once_a_step
-from holter.diagnosis.evidence import clipping, harm, is_adaptive, matrices, middle, rate_of
+from holter.diagnosis.evidence import clipping, harm, is_adaptive, matrices, middle, rate_of, typical_of
 from holter.diagnosis.suspicion import Case, Kind, Suspicion
 from holter.series import median, overall_median
 from holter.words import number
@@ -72,7 +72,7 @@ def too_high(case: Case) -> Iterator[Suspicion]:
         bad = _thrown_up(case)
     if not largest > 0.1 or bad is None:
         return
-    _, cosines = middle(chart.table("update", "cosine"), matrices(chart, chart.table("update", "cosine")))
+    _, cosines = typical_of(chart, "update", "cosine")
     one_way = len(cosines) > 1 and bool((cosines[-2:] > 0.9).all())  # too long steps go to and fro
     rates = chart.scalar("learning_rate").opening[:, 0]
     rate = float(np.nanmax(rates)) if len(rates) else float("nan")
@@ -133,7 +133,7 @@ def too_low(case: Case) -> Iterator[Suspicion]:
     if len(told) >= 20 and not told.any() and (chart.scalar("gradient_norm").values[-3:] > 0).any():
         yield _no_rate(case)
         return
-    steps, sizes = middle(chart.table("update", "ratio"), matrices(chart, chart.table("update", "ratio")))
+    steps, sizes = typical_of(chart, "update", "ratio")
     if len(sizes) < 3 or steps[-1] - steps[0] < 20 or not np.nanmax(sizes) < 2e-5 or not sizes[-1] > 0:
         return
     _, rates = rate_of(chart)

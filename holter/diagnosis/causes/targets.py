@@ -15,7 +15,7 @@ from holter.diagnosis.causes.batches import (
     targets_of,
 )
 from holter.diagnosis.chart import Chart, column
-from holter.diagnosis.evidence import data_is_usual, matrices, middle, rate_is_flat
+from holter.diagnosis.evidence import data_is_usual, rate_is_flat, typical_of
 from holter.diagnosis.suspicion import Case, Kind, Suspicion
 from holter.record import is_validation
 from holter.series import Floats, Integers, Series, known_median, overall_median, spread
@@ -134,8 +134,8 @@ def _never_learnt(case: Case, guess: float) -> Iterator[Suspicion]:
     late = overall_median(losses[-32:])
     if not abs(late / guess - 1) < 0.04 or not np.min(_blocks(losses)) > 0.93 * guess:
         return
-    _, cosines = middle(chart.table("update", "cosine"), matrices(chart, chart.table("update", "cosine")))
-    _, ratios = middle(chart.table("update", "ratio"), matrices(chart, chart.table("update", "ratio")))
+    _, cosines = typical_of(chart, "update", "cosine")
+    _, ratios = typical_of(chart, "update", "ratio")
     if len(cosines) < 8 or not abs(overall_median(cosines[-8:])) < 0.1 or not 3e-4 < overall_median(ratios[-8:]) < 0.1:
         return
     yield Suspicion(
