@@ -25,6 +25,7 @@ STATE_STYLES = {
     "ended": "yellow",
 }
 _VALIDATIONS = 4  # that are shown
+_SHORT = 60  # seconds
 _NAME_CELLS = 24  # a name among them may take
 
 
@@ -176,7 +177,11 @@ def _record(summary: Summary) -> Iterator[tuple[str, Text]]:
     unreadable = summary.unreadable_bytes
     yield "recorded", line.append(f", {unreadable:,} bytes unreadable", "bold red" if unreadable else "")
     if summary.scalars.monitor_cost is not None:
-        yield "monitoring", Text(f"{share(summary.scalars.monitor_cost)} of the time")
+        cost, seconds = summary.scalars.monitor_cost, summary.scalars.seconds
+        line = Text(f"{share(cost)} of the time")
+        if seconds < _SHORT:  # the budget has an advance, which is most of a run this short
+            line.append(f"  {cost * seconds:.1f} s, the first looks and their set-up among them", "dim")
+        yield "monitoring", line
     for problem in summary.problems:
         words = f"step {problem.step}: Holter could not {problem.where}: {problem.what}"
         yield "problem", Text(printable(words), "yellow")

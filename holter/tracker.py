@@ -13,6 +13,7 @@ import time
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, SupportsFloat
 
 import numpy as np
@@ -20,7 +21,7 @@ import numpy.typing as npt
 
 from holter.problems import Complaint
 from holter.record import LayerRows, Record
-from holter.sinks import Background, Sink
+from holter.sinks import Background, Sink, naming
 from holter.sinks.wandb import UsersSteps, WandB
 from holter.statistics.rows import Rows
 
@@ -48,11 +49,11 @@ class MetricsTracker:
     (array([1]), array([0.6]))
     """
 
-    def __init__(self, use_wandb: bool = False, sinks: Iterable[Sink] = ()) -> None:
+    def __init__(self, use_wandb: bool = False, sinks: Iterable[Sink | str] = ()) -> None:
         self._sinks: tuple[Background, ...] = ()
         self._users_run: UsersSteps | None = None
         self._use_wandb = use_wandb  # from the first record on: the user may start a run until then
-        self._add(sinks)
+        self._add([naming.make(sink, Path("runs")) if isinstance(sink, str) else sink for sink in sinks])
         self._rows: list[tuple[int, dict[str, float]]] = []
 
     def log_scalar(self, name: str, value: SupportsFloat, *, step: int) -> None:

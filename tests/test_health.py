@@ -76,6 +76,7 @@ NORMAL = np.random.default_rng(1).normal(size=(3, 5000))
         ("out of all bounds", {"ratios": [3e-3, 0.3, 2e-3]}),
         ("out of all bounds", {"ratios": [3e-3, 1e-9, 2e-3]}),
         ("bell", {"gradients": np.ones((3, 5000))}),
+        ("bell", {"gradients": np.full((3, 5000), np.nan)}),
         ("100 times", {"gradients": NORMAL * np.array([[1.0], [1e-3], [1.0]])}),
         ("throughput", {"step_time": np.where(np.arange(100) < 50, 0.1, 0.2)}),
         ("memory", {"memory": 1e9 * (1 + 0.02 * np.arange(100))}),

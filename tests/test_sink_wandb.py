@@ -283,7 +283,8 @@ def test_with_own_rows_every_step_is_there_but_the_counter_moves(place: SimpleNa
     sink.close()
     run.finish()
     stored = place.read(run.id)
-    assert stored.of("loss") == [(step, step) for step in range(10)]
+    assert stored.of("holter/loss") == [(step, step) for step in range(10)]
+    assert "loss" not in stored.metrics  # whose axis is the user's
     assert [(n, row["user"]) for n, row in stored.rows if "user" in row] == [(9, "implicit")]
 
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -400,3 +401,14 @@ def test_wandb_is_left_alone_unless_asked_for(place: SimpleNamespace) -> None:
     MetricsTracker().log_scalar("loss", 1.0, step=0)
     run.finish()
     assert place.read(run.id).rows == []
+
+
+def test_a_sink_may_be_named_and_one_that_there_is_not_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with MetricsTracker(sinks=["tensorboard"]) as tracker:
+        tracker.log_scalar("loss", 1.0, step=0)
+    assert list((tmp_path / "runs" / "tensorboard").glob("events*"))
+    with pytest.raises(ValueError, match="there is no sink 'tensorbord'"):
+        MetricsTracker(sinks=["tensorbord"])

@@ -123,7 +123,7 @@ def _bells(history: History, limits: Thresholds) -> Check:
     found = [shape_of(histograms[-1]).without_zeros for histograms in taken if histograms]
     if not found:
         return _unseen(name, "no histograms of gradients were recorded")
-    odd = [kind for kind in found if kind in ("collapsed", "several-peaks", "shifted")]
+    odd = [kind for kind in found if kind in ("empty", "collapsed", "several-peaks", "shifted")]
     text = f"{len(odd)} of {len(found)} layers are not" + (f", such as {odd[0]}" if odd else "")
     return _check(name, len(odd) <= 0.1 * len(found), len(odd), text)
 

@@ -47,8 +47,8 @@ class WandB:
     Start yours before the training: until ours is finished, W&B returns it to whoever calls `wandb.init()`. Finish it
     after the monitor is closed: what comes later is refused.
     In the user's run scalars are called `holter/{name}`, for a name that both log would be overwritten, and rows go
-    along with the user's. With `own_rows` every step has a row and all names stay as they are, but the run's counter
-    moves: only for those who never call `wandb.log(..., step=...)`. `layers` and `every` as `Panels` says.
+    along with the user's. With `own_rows` every step has a row there, but the run's counter moves: only for those who
+    never call `wandb.log(..., step=...)`. `layers` and `every` as `Panels` says.
     """
 
     def __init__(
@@ -65,12 +65,13 @@ class WandB:
 
     def write(self, record: Record) -> None:
         panel, rows = self._panels.of(record), self._opened()
-        prefix = "" if rows.are_own else "holter/"
+        is_own_run = self._started is not None
+        prefix = "" if is_own_run else "holter/"
         row: Row = {}
         for tag, value in _values(self._wandb, panel).items():
             is_scalar = tag in record.scalars
             name = (prefix if is_scalar else "") + (tag if tag.isprintable() else printable(tag))
-            self._define(rows.run, name, by_name=is_scalar and rows.are_own)
+            self._define(rows.run, name, by_name=is_scalar and is_own_run)
             row[name] = value
         if row:
             rows.put({**row, STEP: record.step})
