@@ -352,3 +352,11 @@ def test_without_a_trackio_that_will_do_the_way_out_is_named(found: Any, monkeyp
     monkeypatch.setitem(sys.modules, "trackio", found)
     with pytest.raises(ImportError, match=r"pip install 'holter\[trackio\]'"):
         Trackio(PROJECT)
+
+
+def test_a_directory_that_takes_no_files_is_told(trackio: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """P1: Trackio itself would go on as if it stored everything."""
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(trackio.utils, "TRACKIO_DIR", tmp_path / "file" / "below")
+    with pytest.raises(OSError, match="file"):
+        Trackio("mine", name="new").write(Record(0, 1e9, {"loss": 1.0}))

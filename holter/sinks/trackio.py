@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import contextvars
 import inspect
+import tempfile
 from collections.abc import Mapping
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from holter.diagnosis.finding import Finding
@@ -52,6 +54,8 @@ class Trackio:
     def run(self) -> Any:
         """A new run is started when it is asked for."""
         if self._run is None:
+            if not self._init.get("space_id"):
+                _check_directory(Path(self._trackio.utils.TRACKIO_DIR))
             held = self._trackio.config  # of the user's run: a name of the module, and not of a context
             self._run = contextvars.Context().run(self._trackio.init, **self._init)
             self._trackio.config = held
@@ -95,6 +99,12 @@ class Trackio:
         """Trackio keeps some names for itself, such as time."""
         name = printable(tag)
         return f"holter/{name}" if name in self._trackio.utils.RESERVED_KEYS or name.startswith("__") else name
+
+
+def _check_directory(directory: Path) -> None:
+    """Where it cannot write, Trackio warns on a thread of its own and goes on: everything would seem to be stored."""
+    directory.mkdir(parents=True, exist_ok=True)
+    tempfile.TemporaryFile(dir=directory).close()
 
 
 def _check(trackio: Any, init: Mapping[str, Any]) -> None:
