@@ -30,7 +30,8 @@ MOST_BYTES = 16 << 20
 _PACE_SECONDS = 0.25
 _BREATH_SECONDS = 5e-5
 _LONGEST_BREATH = 0.02
-_GENTLE = 10  # times as long as it has worked the thread rests, where few records wait
+_GENTLE = 10  # times as long as it has worked the thread rests, where
+_FEW = 8  # records wait, or fewer: steps are long, and there is time
 
 Item = tuple[Record, bool]  # and whether what came before it was forgotten
 Report = Callable[[str, BaseException], None]
@@ -140,10 +141,6 @@ class Examination:
         """Ends at the next record, without waiting for that."""
         self._background.stop(0.0)
 
-    @property
-    def _is_late(self) -> bool:
-        return not self._hurries and len(self._background) > _LATE
-
     def _hurry(self, more: int) -> None:
         with self._guard:
             self._hurries += more
@@ -162,8 +159,8 @@ class Examination:
         now = time.thread_time()
         worked, self._rested_at = now - self._rested_at, now
         if not self._hurries:
-            gentle = min(_GENTLE * worked, _LONGEST_BREATH)
-            time.sleep(_BREATH_SECONDS if self._is_late else max(_BREATH_SECONDS, gentle))
+            gentle = min(_GENTLE * worked, _LONGEST_BREATH) if len(self._background) <= _FEW else 0.0
+            time.sleep(max(_BREATH_SECONDS, gentle))
 
     # On the thread ----------------------------------------------------------------------------------------------
 
@@ -188,7 +185,7 @@ class Examination:
             stay = (one for one in self._known if not is_back or one.since < record.step)
             self._earlier, self._doctor, self._is_new = tuple(stay), self._new_doctor(), True
         assert self._doctor is not None
-        self._doctor.is_late = self._is_late
+        self._doctor.is_late = not self._hurries and len(self._background) > _LATE
         if self._is_new and not record.late:
             self._is_new = False
             if record.step > 0:  # it has not seen the beginning, and the rules must know that

@@ -37,10 +37,10 @@ def test_where_few_records_wait_it_rests_ten_times_as_long_as_it_worked(
     assert clock.breaths == pytest.approx([1e-2, 2e-3, 5e-5, 2e-2])  # no breath is longer than 20 ms
 
 
-def test_where_it_is_late_it_only_draws_breath(
+def test_where_more_wait_it_only_draws_breath(
     clock: SimpleNamespace, examined: Examination, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(examination, "_LATE", -1)
+    monkeypatch.setattr(examination, "_FEW", -1)
     clock.worked += 1e-3
     examined._breathe()
     assert clock.breaths == [5e-5]
