@@ -9,6 +9,7 @@ from holter.diagnosis.finding import Finding
 from holter.record import Record
 from holter.run import Run
 from holter.sinks import Sink
+from holter.sinks.sink import TellsEnding
 
 WAYS_OUT = {
     "tensorboard": "name a directory you may write, where there is room, with -o",
@@ -37,6 +38,8 @@ def send(run: Run, sink: Sink, first: int = 0, last: int | None = None) -> tuple
     records = records_in(run, first, last)
     try:
         _write(records, waiting, sink)
+        if isinstance(sink, TellsEnding):
+            sink.will_end(run.state)
         sink.close()
     except Exception as error:
         raise NotSent(type(error).__name__) from error

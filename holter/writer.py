@@ -77,6 +77,7 @@ class Writer:
             self._open_journal(directory)
         self._last = 0, 0  # step and segment of the newest record
         self._is_ending, self._sinks_are_closed, self._last_words = False, False, list[Entry]()
+        self._state: str | None = None  # how it ended
         # Alerts have threads of their own, and to take a finding costs them no more than to queue it would.
         self._sinks: list[BackgroundSink | Alerts] = [
             sink if isinstance(sink, Alerts) else BackgroundSink(sink, self._sink_failed) for sink in sinks
@@ -155,7 +156,7 @@ class Writer:
 
     def stop(self, ending: Ending, seconds: float) -> None:
         """Like close, without waiting for it."""
-        self._is_ending = True
+        self._is_ending, self._state = True, ending.state
         self._examined_until, self._told_until = (time.monotonic() + part * seconds for part in (0.6, 0.7))
         self._background.post(partial(self._end, ending))
         self._background.stop(0.75 * seconds)
@@ -255,7 +256,10 @@ class Writer:
     def _stop_sinks(self, seconds: float) -> None:
         self._sinks_are_closed = True
         for sink in self._sinks:
-            sink.stop(seconds)
+            if isinstance(sink, BackgroundSink):
+                sink.stop(seconds, self._state)
+            else:
+                sink.stop(seconds)
 
     def _wait_for_sinks(self) -> None:
         for sink in self._sinks:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,8 +14,10 @@ import holter
 from holter.alerts import Alerts
 from holter.problems import Complaint
 from holter.record import Record
-from holter.sinks import Background, Memory, Sink
+from holter.send import send
+from holter.sinks import Background, Memory, MLflow, Sink, WandB
 from holter.sinks.naming import NAMES, make
+from tests import wandb_file
 from tests.models import make as make_training
 from tests.test_sinks import FINDING, offline, record
 
@@ -162,6 +165,35 @@ def test_what_was_left_out_is_told_once(gate: threading.Event) -> None:
     background.wait(30)
     assert len(reported) == 1 and isinstance(reported[0], Complaint) and "3 records or findings" in str(reported[0])
     assert spoilt.inner.closed  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(("error", "status", "code"), [(None, "FINISHED", 0), (ValueError, "FAILED", 1)])
+def test_a_run_of_a_tool_ends_as_the_training_did(
+    error: type[Exception] | None, status: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P15: live, and when the stored run is sent."""
+    training, uri = make_training("mlp"), f"sqlite:///{tmp_path}/mlflow.db"
+    live = MLflow(tracking_uri=uri)
+    with wandb_file.offline(tmp_path):
+        monkeypatch.setenv("WANDB_RUN_ID", "mine")
+        sinks = [live, WandB(project="contract")]
+        with (
+            contextlib.suppress(ValueError),
+            holter.watch(training.model, training.optimizer, run=tmp_path / "run", sinks=sinks) as training.monitor,
+        ):
+            for _ in range(3):
+                training.step()
+            for sink in training.monitor._writer._sinks:
+                assert sink.flush(60)
+            if error is not None:
+                raise error
+        for sink in training.monitor._writer._sinks:
+            sink.wait(60)
+        assert wandb_file.read(tmp_path, "mine").exit_code == code
+    sent = MLflow(tracking_uri=uri)
+    send(holter.open_run(tmp_path / "run"), sent)
+    for sink in (live, sent):
+        assert sink._client.get_run(sink.run_id).info.status == status
 
 
 @pytest.mark.parametrize("sinks", [[Memory], [SHARED, SHARED]])

@@ -31,6 +31,7 @@ class Stored:
     metrics: dict[str, Any] = field(default_factory=dict)
     summary: dict[str, Any] = field(default_factory=dict)
     is_finished: bool = False
+    exit_code: int = 0
 
     def of(self, tag: str) -> list[tuple[int, Any]]:
         """(holter/step, value) of each row that has this tag."""
@@ -74,7 +75,8 @@ def _read(directory: Path, run_id: str) -> Stored:
             stored.metrics[record.metric.name or record.metric.glob_name] = record.metric
         elif kind == "summary":
             stored.summary |= dict(_items(record.summary.update))
-        stored.is_finished |= kind == "exit"
+        elif kind == "exit":
+            stored.is_finished, stored.exit_code = True, record.exit.exit_code
     return stored
 
 

@@ -15,7 +15,7 @@ from holter import background
 from holter.diagnosis.finding import Finding
 from holter.problems import Complaint
 from holter.record import Record, size_of
-from holter.sinks.sink import Sink
+from holter.sinks.sink import Sink, TellsEnding
 
 HANGS_AFTER_SECONDS = 30.0
 MOST_RECORDS = 2048
@@ -37,6 +37,7 @@ class Background:
         self._is_closing = self._is_late = False
         self._closes_at = float("inf")  # by the clock: from then on only close() is called
         self._left_out = 0
+        self._state: str | None = None
         self._began: float | None = None  # by the clock: the call that goes on
         self._process = os.getpid()
         self._queue: background.Background[Task] = background.Background(
@@ -68,8 +69,9 @@ class Background:
         """For what `stop` left to do."""
         self._queue.wait(seconds)
 
-    def stop(self, seconds: float = CLOSE_SECONDS) -> None:
-        """Like close, without waiting for it. A second call may give it less time."""
+    def stop(self, seconds: float = CLOSE_SECONDS, state: str | None = None) -> None:
+        """Like close, without waiting for it. A second call may give it less time. `state`: how the training ended."""
+        self._state = self._state or state
         self._closes_at = min(self._closes_at, time.monotonic() + _LAST_WORDS * seconds)
         if not self._is_closing and not self._hangs():
             self._is_closing = True
@@ -111,7 +113,11 @@ class Background:
     def _close(self) -> None:
         if self._left_out and not self.is_cut_off:
             self._failed(self.sink, Complaint(f"it is too slow: {self._left_out:,} records or findings are left out"))
-        self.sink.close()
+        try:
+            if self._state is not None and isinstance(self.sink, TellsEnding):
+                self.sink.will_end(self._state)
+        finally:
+            self.sink.close()
 
     def _timed(self, task: Task) -> None:
         self._began = time.monotonic()

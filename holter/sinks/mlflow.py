@@ -76,7 +76,7 @@ class MLflow:
         self._findings: dict[tuple[object, ...], Finding] = {}
         self._earlier: list[Any] | None = [] if self._first_number == 1 else None  # of this run; None: not read yet
         self._not_stored: Exception | None = None
-        self._is_closed = False
+        self._is_closed, self._status = False, "FINISHED"
 
     @property
     def run_id(self) -> str:
@@ -105,6 +105,9 @@ class MLflow:
         self._store_findings()
         self._flush()
 
+    def will_end(self, state: str) -> None:
+        self._status = {"failed": "FAILED", "crashed": "FAILED", "interrupted": "KILLED"}.get(state, "FINISHED")
+
     def close(self) -> None:
         if self._is_closed or (self._run_id is None and not self._waiting):  # nothing came
             return
@@ -120,7 +123,7 @@ class MLflow:
     def _end(self, run_id: str) -> None:
         self._store_findings()
         if self._is_own:
-            self._client.set_terminated(run_id)
+            self._client.set_terminated(run_id, self._status)
 
     def _flush(self) -> None:
         while self._waiting:

@@ -17,3 +17,10 @@ class Sink(Protocol):
     def alert(self, finding: Finding) -> None: ...
 
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class TellsEnding(Protocol):
+    """A sink may also show how the training ended: it is told before `close`, by the state of the run."""
+
+    def will_end(self, state: str) -> None: ...

@@ -59,6 +59,7 @@ class WandB:
         _check(self._wandb, run, init)
         self._run, self._init, self._own_rows = run, init, own_rows
         self._started: Any = None
+        self._exit_code = 0
         self._rows: _Rows | None = None  # from the first record on
         self._defined: set[str] = set()
         self._findings: dict[tuple[object, ...], str] = {}
@@ -86,6 +87,9 @@ class WandB:
         self._findings[key_of(finding)] = line
         run.summary[FINDINGS] = "\n".join([*self._findings.values()][-MOST_LINES:])
 
+    def will_end(self, state: str) -> None:
+        self._exit_code = 1 if state in ("failed", "crashed", "interrupted") else 0
+
     def close(self) -> None:
         try:
             if self._rows is not None:
@@ -93,7 +97,7 @@ class WandB:
         finally:
             started, self._started = self._started, None
             if started is not None:
-                started.finish()
+                started.finish(exit_code=self._exit_code)
 
     def _opened(self) -> _Rows:
         if self._rows is not None:
