@@ -157,7 +157,8 @@ def check_sinks(sinks: Sequence[Sink | str]) -> Sequence[Sink | str]:
             raise ValueError(f"{sink.__name__} is a class: give one of it, {sink.__name__}(...)")
         elif not isinstance(sink, Sink):
             raise ValueError(f"{type(sink).__name__} is not a sink: it needs write(record), alert(finding) and close()")
-    if len({id(sink) for sink in sinks if not isinstance(sink, str)}) < sum(not isinstance(one, str) for one in sinks):
+    given = [id(sink) for sink in sinks if not isinstance(sink, str)]
+    if len(set(given)) < len(given):
         raise ValueError("one sink is given twice: it would get everything twice, from two threads")
     return sinks
 

@@ -18,6 +18,7 @@ from holter.send import send
 from holter.sinks import Background, Memory, MLflow, Sink, WandB
 from holter.sinks.naming import NAMES, make
 from tests import wandb_file
+from tests.models import Training
 from tests.models import make as make_training
 from tests.test_sinks import FINDING, offline, record
 
@@ -113,6 +114,16 @@ def test_one_that_hangs_for_a_minute_is_cut_off_and_close_comes_back(sink: Sink,
     assert len(reported) == 1 and "not answered" in str(reported[0])
 
 
+def watched(sink: Sink, run: Path) -> Training:
+    """Eight steps, all of them in the journal. A run ends with its model, so that is handed over too."""
+    training = make_training("mlp")
+    training.monitor = holter.watch(training.model, training.optimizer, run=run, sinks=[sink])
+    for _ in range(8):
+        training.step()
+    training.monitor.flush()
+    return training
+
+
 def test_one_that_is_not_done_at_the_end_is_told_in_the_journal(gate: threading.Event, tmp_path: Path) -> None:
     """P15, P28: the journal says what the tool does not have."""
     is_in = threading.Event()
@@ -121,12 +132,7 @@ def test_one_that_is_not_done_at_the_end_is_told_in_the_journal(gate: threading.
         is_in.set()
         gate.wait(60)
 
-    training = make_training("mlp")
-    spoilt = Spoilt(Memory(), spoil)
-    training.monitor = holter.watch(training.model, training.optimizer, run=tmp_path / "run", sinks=[spoilt])
-    for _ in range(8):
-        training.step()
-    training.monitor.flush()
+    training = watched(Spoilt(Memory(), spoil), tmp_path / "run")
     assert is_in.wait(30)
     training.monitor.close()
     assert not gate.is_set()
@@ -141,12 +147,8 @@ def test_one_that_only_takes_long_to_close_is_no_trouble(gate: threading.Event, 
         if name == "close":
             gate.wait(60)
 
-    training = make_training("mlp")
     spoilt = Spoilt(Memory(), spoil)
-    training.monitor = holter.watch(training.model, training.optimizer, run=tmp_path / "run", sinks=[spoilt])
-    for _ in range(8):
-        training.step()
-    training.monitor.flush()
+    training = watched(spoilt, tmp_path / "run")
     training.monitor.close()
     assert not gate.is_set() and not holter.open_run(tmp_path / "run").problems
     assert {"write"} == set(spoilt.done)
@@ -172,6 +174,7 @@ def test_a_run_of_a_tool_ends_as_the_training_did(
     error: type[Exception] | None, status: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """P15: live, and when the stored run is sent."""
+    monkeypatch.chdir(tmp_path)  # MLflow keeps files beside its store, below the current directory
     training, uri = make_training("mlp"), f"sqlite:///{tmp_path}/mlflow.db"
     live = MLflow(tracking_uri=uri)
     with wandb_file.offline(tmp_path):

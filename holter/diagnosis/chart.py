@@ -65,7 +65,7 @@ def once_a_step(
 
     @wraps(question)
     def answer(chart: Chart, /, *words: Words.args, **named: Words.kwargs) -> Answer:
-        key = question, words
+        key = question, words, *named.items()
         if key not in chart.answers:
             chart.answers[key] = question(chart, *words, **named)
         return cast(Answer, chart.answers[key])
