@@ -221,3 +221,19 @@ def test_of_many_blocks_those_are_shown_that_make_a_flow(tmp_path: Path) -> None
 def test_everything_fits_the_terminal(width: int, run: Path) -> None:
     for options in ([], ["--all"]):
         assert max(map(cell_len, show(run, *options, width=width).splitlines())) <= width
+
+
+@pytest.mark.parametrize(
+    ("step_time", "beside"), [(0.5, " 1.0 s, the first looks and their set-up among them"), (50, "")]
+)
+def test_of_a_short_run_the_seconds_are_told_that_monitoring_took(
+    tmp_path: Path, step_time: float, beside: str
+) -> None:
+    """Where the advance of the budget is most of it; and that a loss is missing, with the way to have one."""
+    journal = Journal(tmp_path / "rank-0.journal")
+    for step in range(10):
+        journal.append(Record(step, 0.0, {"step_time": step_time, "monitor_cost": 0.2}))
+    journal.close()
+    text = show(tmp_path)
+    assert header_line(text, "monitoring") == f"monitoring 20 % of the time{beside}"
+    assert header_line(text, "loss") == "loss not known: monitor.log(loss=loss) after each step"
