@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,6 +49,25 @@ def ratio_of_medians(of: Mapping[int, float], to: Mapping[int, float]) -> Ratio 
 def ratio_of_means(of: Mapping[int, float], to: Mapping[int, float]) -> Ratio | None:
     """As `ratio_of_medians`, but rare long steps count: what a whole training takes."""
     return _ratio(of, to, np.mean)
+
+
+def ratio_of_tails(of: Mapping[int, Sequence[float]], to: Mapping[int, Sequence[float]]) -> Ratio | None:
+    """Of the 99th percentile of all values of all rounds, each with as many; rounds are resampled whole here, too."""
+    rounds = sorted(of.keys() & to.keys())
+    if not rounds:
+        return None
+    pairs = np.array([(of[number], to[number]) for number in rounds], dtype=np.float64)  # [rounds, 2, values]
+    value = _tails(pairs)
+    if len(rounds) < _LEAST_ROUNDS:
+        return Ratio(float(value[0] / value[1]), None, None)
+    generator = np.random.default_rng(0)
+    drawn = [_tails(pairs[generator.integers(len(pairs), size=len(pairs))]) for _ in range(_RESAMPLES)]
+    low, high = np.quantile([tails[0] / tails[1] for tails in drawn], (0.025, 0.975))
+    return Ratio(float(value[0] / value[1]), float(low), float(high))
+
+
+def _tails(pairs: Floats) -> Floats:
+    return np.asarray(np.quantile(pairs.swapaxes(0, 1).reshape(2, -1), 0.99, axis=1))
 
 
 def _ratio(of: Mapping[int, float], to: Mapping[int, float], middle: Callable[..., Any]) -> Ratio | None:

@@ -24,6 +24,7 @@ from benchmarks.machine import describe, result_path
 from benchmarks.models import SHAPES
 from benchmarks.table import render
 from benchmarks.turns import told
+from benchmarks.watched import VARIANTS
 
 MODELS = (*SHAPES, "gpt2-plain")
 Job = tuple[str, Callable[[], Any]]  # a label, and what returns a dataclass of figures, or None
@@ -63,7 +64,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--only", choices=PARTS, help="only this part")
     parser.add_argument("--model", nargs="+", choices=MODELS, help="default: gpt2 gpt2-xl; small without a GPU")
     parser.add_argument("--dtype", nargs="+", choices=observation.DTYPES, default=list(observation.DTYPES))
-    parser.add_argument("--rounds", type=_at_least_one, help="of every part (default 50, 24 blocks of steps, 40 steps)")
+    parser.add_argument("--variant", nargs="+", choices=VARIANTS, help="of the part training; default: all")
+    parser.add_argument("--rounds", type=_at_least_one, help="of every part (default 50, 60 blocks of steps, 40 steps)")
     parser.add_argument("--limit", type=float, default=2.0, help="seconds a contender may take of a model (default 2)")
     parser.add_argument("--batch", type=int, help="sequences in a training step (default 16; 4 of small)")
     parser.add_argument("--length", type=int, help="tokens in a sequence (default 1024; 32 of small)")
@@ -95,7 +97,12 @@ def _observation(options: argparse.Namespace, device: torch.device) -> Iterator[
 
 
 def _training(options: argparse.Namespace, device: torch.device) -> Iterator[Job]:
-    plan = steps.Plan(blocks=options.rounds or 24, batch=options.batch, length=options.length)
+    plan = steps.Plan(
+        blocks=options.rounds or steps.Plan.blocks,
+        batch=options.batch,
+        length=options.length,
+        variants=options.variant or (),
+    )
     for model in _models(options):
         yield model, partial(steps.train, model, device, plan)
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.figures import Ratio, Spread, ratio_of_means, ratio_of_medians, spread
+from benchmarks.figures import Ratio, Spread, ratio_of_means, ratio_of_medians, ratio_of_tails, spread
 from benchmarks.models import Trainable, trainable
 from benchmarks.turns import Turns, take_turns, told
 from benchmarks.waits import Memory, Waits, measure_memory, measure_waits
@@ -35,6 +36,7 @@ class StepCost:
     wall_ms: Spread | None  # of the blocks' steps, by the clock
     to_nothing: Ratio | None  # of median wall_ms
     to_clip: Ratio | None
+    p99_to_nothing: Ratio | None  # of step_ms
     mean_to_nothing: Ratio | None  # of mean wall_ms: the rare steps with histograms count
     monitor_cost: float | None  # what the monitor believes that it took, as a share of its training time
     rows_share: float | None  # of the steps whose gradients were measured
@@ -58,9 +60,10 @@ class TrainingCosts:
 
 @dataclass(frozen=True)
 class Plan:
-    blocks: int = 24
+    blocks: int = 60  # of fewer than 300 steps a p99 is one single step
     steps: int = 5
     warm_ups: int = 3
+    variants: Sequence[str] = ()  # of them all
     batch: int | None = None
     length: int | None = None
 
@@ -72,13 +75,16 @@ def train(model: str, device: torch.device, plan: Plan) -> TrainingCosts | None:
         return None
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        trainings, failed = _make(trained, device, directory, plan.warm_ups, stack)
+        trainings, failed = _make(trained, device, directory, plan, stack)
+        gc.collect()
+        gc.freeze()  # the collector would walk through all copies of the model; a training has one
         contenders = {name: partial(take_block, training, device, plan.steps) for name, training in trainings.items()}
         turns = take_turns(contenders, plan.blocks)
         turns.failed.update(failed)
         costs = _summarise(turns, trainings)
         parameters = sum(parameter.numel() for parameter in trained.build().parameters())
         on_cuda = device.type == "cuda"
+        gc.unfreeze()
         waits = measure_waits(trainings, plan.steps) if on_cuda else None
     del trainings, contenders  # the memory of one copy is measured with no other around
     memory = measure_memory(trained, device) if on_cuda else None
@@ -88,14 +94,16 @@ def train(model: str, device: torch.device, plan: Plan) -> TrainingCosts | None:
 
 
 def _make(
-    trained: Trainable, device: torch.device, directory: Path, warm_ups: int, stack: ExitStack
+    trained: Trainable, device: torch.device, directory: Path, plan: Plan, stack: ExitStack
 ) -> tuple[dict[str, Training], dict[str, str]]:
     trainings: dict[str, Training] = {}
     failed: dict[str, str] = {}
     for place, (name, variant) in enumerate(VARIANTS.items()):
+        if plan.variants and name not in plan.variants:
+            continue
         try:
             training = Training(variant, trained, device, directory / str(place), stack)
-            for _ in range(warm_ups):
+            for _ in range(plan.warm_ups):
                 training.step()
             trainings[name] = training
         except Exception as error:
@@ -131,7 +139,7 @@ def _summarise(turns: Turns[Block], trainings: Mapping[str, Training]) -> list[S
     walls = {name: {number: block.wall_ms for number, block in blocks.items()} for name, blocks in turns.taken.items()}
     nothing, clip = walls.get(NOTHING, {}), walls.get(CLIP, {})
     costs = []
-    for name in VARIANTS:
+    for name in (name for name in VARIANTS if name in turns.taken or name in turns.failed):
         wall, blocks = walls.get(name, {}), turns.taken.get(name, {})
         own = _own_account(trainings[name]) if name in trainings else (None, None, None, None)
         costs.append(
@@ -141,12 +149,17 @@ def _summarise(turns: Turns[Block], trainings: Mapping[str, Training]) -> list[S
                 spread(wall.values()),
                 ratio_of_medians(wall, nothing),
                 ratio_of_medians(wall, clip),
+                ratio_of_tails(_single_steps(blocks), _single_steps(turns.taken.get(NOTHING, {}))),
                 ratio_of_means(wall, nothing),
                 *own,
                 error=turns.failed.get(name),
             )
         )
     return costs
+
+
+def _single_steps(blocks: Mapping[int, Block]) -> dict[int, list[float]]:
+    return {number: block.device_ms for number, block in blocks.items()}
 
 
 def _own_account(training: Training) -> tuple[float | None, float | None, int | None, list[str] | None]:

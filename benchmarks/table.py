@@ -121,15 +121,27 @@ def _training(found: Part) -> str:
         f"{found['description']}: {found['parameters']:,} parameters, batch {found['batch']} x {found['length']}, "
         f"{found['steps']} steps a variant."
     )
-    head = ("variant", "step ms", "p99", "wall ms", "× nothing", "× nothing, mean", "× clip", "own", "rows", "dropped")
+    head = (
+        "variant",
+        "step ms",
+        "p99",
+        "wall ms",
+        "× nothing",
+        "× nothing, mean",
+        "× nothing, p99",
+        "× clip",
+        "own",
+        "rows",
+        "dropped",
+    )
     return "\n\n".join([title, words, table(head, [_training_row(cost) for cost in found["costs"]])])
 
 
 def _training_row(cost: Part) -> list[str]:
     if cost["error"]:
-        return [f"{cost['variant']}: {cost['error']}", *[_NONE] * 9]
+        return [f"{cost['variant']}: {cost['error']}", *[_NONE] * 10]
     step = cost["step_ms"]
-    ratios = [_ratio(cost[name], digits=4) for name in ("to_nothing", "mean_to_nothing", "to_clip")]
+    ratios = [_ratio(cost[name], digits=4) for name in ("to_nothing", "mean_to_nothing", "p99_to_nothing", "to_clip")]
     own = [_percent(cost["monitor_cost"], 2), _percent(cost["rows_share"], 0)]
     dropped = _NONE if cost["dropped"] is None else str(cost["dropped"])
     return [

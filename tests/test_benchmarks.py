@@ -17,7 +17,15 @@ from torch import nn
 
 import holter
 from benchmarks import gpu, observation
-from benchmarks.figures import evenly, ratio_of_means, ratio_of_medians, rounds_within, spread, turn_order
+from benchmarks.figures import (
+    evenly,
+    ratio_of_means,
+    ratio_of_medians,
+    ratio_of_tails,
+    rounds_within,
+    spread,
+    turn_order,
+)
 from benchmarks.models import gpt2_shapes
 from benchmarks.observers import MOMENTS, OBSERVERS, Call, Given, wandb_histogram
 from benchmarks.table import BEGIN, END, put_into, render, table
@@ -245,3 +253,17 @@ def test_a_contender_that_fails_is_told_and_the_others_are_measured(
     assert errors and all(error is None for error in errors.values())
     assert found["moments_gb_per_s"] is None
     assert "planted in the call" in render(result) and "training" not in result
+
+
+def test_a_ratio_of_tails_is_that_of_the_99th_percentiles_of_all_single_steps() -> None:
+    rounds = {number: [1.0, 1.0, 1.0, 1.0, 1.0 + number / 100] for number in range(60)}
+    slower = {number: [2 * step for step in steps] for number, steps in rounds.items()}
+    once = {number: [*steps[:4], 5.0 if number % 10 == 0 else steps[4]] for number, steps in rounds.items()}
+
+    found = ratio_of_tails(slower, rounds)
+    assert found is not None and found.value == pytest.approx(2.0)
+    assert found.low is not None and found.high is not None and found.low <= 2.0 <= found.high
+    rare = ratio_of_tails(once, rounds)
+    everyone = np.array([step for steps in rounds.values() for step in steps])
+    assert rare is not None and rare.value == pytest.approx(5.0 / np.quantile(everyone, 0.99), rel=0.01)
+    assert ratio_of_tails({}, rounds) is None
