@@ -7,12 +7,12 @@ BIN := .venv/bin
 READY := .venv/.ready
 INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test check gauntlet bench clean
+.PHONY: demo test check gauntlet bench clean browser
 
 demo: $(READY)
 	@$(BIN)/holter demo
 
-test: $(READY)
+test: $(READY) browser
 	@$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal
 
 check: $(READY)
@@ -23,6 +23,13 @@ check: $(READY)
 
 gauntlet: $(READY)
 	@$(BIN)/python -m pytest -q -m gauntlet --timeout 3600
+
+# Pages are tested in Debian's chromium; where apt is not, or may not, those tests say so and are skipped.
+browser:
+	@command -v chromium >/dev/null || ! command -v apt-get >/dev/null || { \
+		echo "Installing chromium for the tests of pages"; \
+		export DEBIAN_FRONTEND=noninteractive; \
+		{ apt-get update -qq && apt-get install -qq -y --no-install-recommends chromium; } >/dev/null 2>&1; } || true
 
 bench: $(READY)
 	@$(BIN)/python -m benchmarks.overhead

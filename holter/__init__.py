@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from holter.alerts import Alert as Alert
+    from holter.comparison.comparing import compare as compare
     from holter.diagnosis.finding import Finding as Finding
     from holter.gradients import check_gradient_flow_pattern as check_gradient_flow_pattern
     from holter.gradients import clip_gradients_with_monitoring as clip_gradients_with_monitoring
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from holter.remedies import init_weights as init_weights
     from holter.remedies import replace_activations as replace_activations
     from holter.run import Run as Run
+    from holter.run import diagnose as diagnose
     from holter.run import list_runs as list_runs
     from holter.run import open_run as open_run
     from holter.stopping import TrainingStopped as TrainingStopped
@@ -42,6 +44,8 @@ _HOMES = {
     "watch": "watching",
     "Monitor": "monitor",
     "open_run": "run",
+    "diagnose": "run",
+    "compare": "comparison.comparing",
     "list_runs": "run",
     "Run": "run",
     "History": "history",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
@@ -14,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from holter.cli_clinic import clinic
+from holter.cli_see import compare, report, serve, top
+from holter.terminal import about, console, print_json
 from holter.words import printable, size
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from holter.run import Run
 
 
@@ -36,13 +36,9 @@ class _Commands(click.Group):
         except BrokenPipeError:  # `holter show RUN | head` is no error; click ends quietly
             raise
         except OSError as error:
-            raise click.ClickException(printable(_about(error))) from error
+            raise click.ClickException(printable(about(error))) from error
         except ValueError as error:
             raise click.ClickException(printable(str(error))) from error
-
-
-def _about(error: OSError) -> str:
-    return f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error)
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
@@ -51,20 +47,6 @@ def main() -> None:
     """Holter: what your training recorded, step by step and layer by layer."""
     if hasattr(sys.stdout, "reconfigure"):  # a terminal that has no sign for a character gets a question mark
         sys.stdout.reconfigure(errors="replace")
-
-
-def _console() -> Console:
-    from rich.console import Console
-
-    # Into a pipe or a file goes the whole width: what reads there does not mind long lines.
-    width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else 160
-    return Console(highlight=False, width=width)
-
-
-def _print_json(value: Any) -> None:
-    from holter.summary import as_json
-
-    click.echo(json.dumps(as_json(value), indent=1, allow_nan=False))
 
 
 def _known_fault(context: click.Context, parameter: click.Parameter, fault: str | None) -> str | None:
@@ -106,13 +88,13 @@ def demo(steps: int | None, run: Path | None, seed: int | None, fault: str | Non
 
 def _demo(steps: int, run: Path | None, seed: int) -> None:
     directory = _new_run(run)
-    console = _console()
-    with console.status("Loading torch") if console.is_terminal else nullcontext():
+    screen = console()
+    with screen.status("Loading torch") if screen.is_terminal else nullcontext():
         from holter.demo import DemoSettings, shown_on, train
 
     interrupted = False
     try:
-        with shown_on(console, steps) as on_step:
+        with shown_on(screen, steps) as on_step:
             train(DemoSettings(steps=steps, seed=seed), run=directory, on_step=on_step)
     except KeyboardInterrupt:
         interrupted = True  # what was recorded until then is there all the same
@@ -120,14 +102,14 @@ def _demo(steps: int, run: Path | None, seed: int) -> None:
     from holter.show import render_demo
     from holter.summary import summarise
 
-    console.print(render_demo(summarise(open_run(directory))))
+    screen.print(render_demo(summarise(open_run(directory))))
     if interrupted:
         raise click.Abort
 
 
 def _demo_fault(fault: str, on: str | None, run: Path | None) -> None:
-    console = _console()
-    with console.status("Loading torch") if console.is_terminal else nullcontext():
+    screen = console()
+    with screen.status("Loading torch") if screen.is_terminal else nullcontext():
         from holter.demo_fault import choose, show_fault
 
     try:
@@ -141,7 +123,7 @@ def _demo_fault(fault: str, on: str | None, run: Path | None) -> None:
     for one in (directory, fixed):
         if is_run(one):  # a second training in it could not be told from the first
             raise ValueError(f"{one} holds a run already: name another place with --run")
-    show_fault(console, sick, twin, directory, fixed)
+    show_fault(screen, sick, twin, directory, fixed)
 
 
 def _new_run(named: Path | None) -> Path:
@@ -152,7 +134,7 @@ def _new_run(named: Path | None) -> Path:
         if not os.access(directory, os.W_OK):
             raise PermissionError(EACCES, os.strerror(EACCES), str(directory))
     except OSError as error:
-        raise ValueError(f"cannot record to {_about(error)}. Name a directory you may write with --run") from error
+        raise ValueError(f"cannot record to {about(error)}. Name a directory you may write with --run") from error
     return directory
 
 
@@ -169,7 +151,7 @@ def runs(directory: Path, as_json: bool) -> None:
         )
     glances = glance_at_runs(directory)
     if as_json:
-        _print_json(glances)
+        print_json(glances)
     elif not glances:
         click.echo(
             f"No runs in {printable(str(directory))} yet: holter.watch() records one, and so does `holter demo`."
@@ -177,7 +159,7 @@ def runs(directory: Path, as_json: bool) -> None:
     else:
         from holter.show import render_runs
 
-        _console().print(render_runs(glances, time.time()))
+        console().print(render_runs(glances, time.time()))
 
 
 @main.command()
@@ -202,11 +184,11 @@ def show(run: Path, all_layers: bool, role: str | None, as_json: bool) -> None:
             raise ValueError(f"{run} has no role {role!r}: there {_are(roles)}")
         summary = replace(summary, roles=tuple(found for found in summary.roles if found.role == role))
     if as_json:
-        _print_json(summary)
+        print_json(summary)
     else:
         from holter.show import render_run
 
-        _console().print(render_run(summary, all_layers=all_layers))
+        console().print(render_run(summary, all_layers=all_layers))
 
 
 def _are(roles: list[str]) -> str:
@@ -228,14 +210,14 @@ def diagnose(run: Path, as_json: bool, fail_on: str | None) -> None:
     planned = opened.info.get("total_steps")
     going = outlook(*opened.history.latest().scalar("loss"), planned if isinstance(planned, int) else None)
     if as_json:
-        _print_json({"findings": findings, "health": checks, "outlook": going})
+        print_json({"findings": findings, "health": checks, "outlook": going})
     else:
         from holter.diagnosis.render import render_findings, render_health, render_outlook
 
-        console = _console()
-        console.print(render_findings(findings, len(opened.history)))
-        console.print(render_health(checks))
-        console.print(render_outlook(going))
+        screen = console()
+        screen.print(render_findings(findings, len(opened.history)))
+        screen.print(render_health(checks))
+        screen.print(render_outlook(going))
     if fail_on is not None and any(_SEVERITIES.index(one.severity) >= _SEVERITIES.index(fail_on) for one in findings):
         raise SystemExit(2)
 
@@ -266,7 +248,7 @@ def export(
 
         exported = export_run(opened, form, output)
     except OSError as error:
-        raise ValueError(f"cannot write {_about(error)}. Name a directory you may write with -o") from error
+        raise ValueError(f"cannot write {about(error)}. Name a directory you may write with -o") from error
     for file in exported:
         click.echo(f"{printable(str(file.path))}  {file.lines:,} lines, {size(file.path.stat().st_size)}")
 
@@ -303,74 +285,15 @@ def thresholds(as_json: bool) -> None:
 
     found = listed(Thresholds())
     if as_json:
-        _print_json([dict(zip(("name", "value", "requirement", "means"), line, strict=True)) for line in found])
+        print_json([dict(zip(("name", "value", "requirement", "means"), line, strict=True)) for line in found])
         return
     from rich.table import Table
 
     table = Table("limit", "value", "of", box=None, pad_edge=False)
     for name, value, _, means in found:
         table.add_row(name, f"{value:g}" if value < 1e4 else f"{value:,.0f}", means)
-    _console().print(table)
+    console().print(table)
 
 
-@main.group()
-def clinic() -> None:
-    """Real trainings with known faults and their healthy twins: train them, list them, score the diagnosis."""
-    # Threads that spin while they wait would take the cores from the other trainings.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-
-
-_SPLITS = click.Choice(["development", "held-out", "all"])
-_JOBS = click.option("--jobs", type=click.IntRange(min=1), default=2, show_default=True, help="Processes at a time.")
-_ONLY = click.option("--only", metavar="PATTERN", help="Cases whose id fits, such as lr-jump or '*/transformer/*'.")
-
-
-@clinic.command("run")
-@_ONLY
-@click.option("--split", type=_SPLITS, default="all", show_default=True, help="Which half.")
-@_JOBS
-@click.option("--into", "root", type=click.Path(path_type=Path), default="runs/clinic", show_default=True)
-def clinic_run(only: str | None, split: str, jobs: int, root: Path) -> None:
-    """Train the cases that are missing, or that other code has made. All of them take some minutes."""
-    from holter.clinic.commands import run
-
-    if run(_console(), only=only, split=split, jobs=jobs, root=root):
-        raise click.exceptions.Exit(1)
-
-
-@clinic.command("show")
-@click.argument("case", required=False)
-@click.option("--from", "root", type=click.Path(path_type=Path), default="runs/clinic", show_default=True)
-def clinic_show(case: str | None, root: Path) -> None:
-    """List the cases, those that fit a pattern, or show one CASE."""
-    from holter.clinic.commands import show
-
-    show(_console(), case, root)
-
-
-@clinic.command("score")
-@_ONLY
-@click.option("--split", type=_SPLITS, default="held-out", show_default=True, help="Which half.")
-@_JOBS
-@click.option("--from", "root", type=click.Path(path_type=Path), default="runs/clinic", show_default=True)
-@click.option("--into", "document", type=click.Path(path_type=Path), help="Also write it as Markdown.")
-@click.option("--no-rivals", is_flag=True, help="Only Holter's own diagnosis.")
-@click.option("--as-stored", is_flag=True, help="Judge what is there, whatever code made it; train nothing.")
-def clinic_score(
-    only: str | None, split: str, jobs: int, root: Path, document: Path | None, no_rivals: bool, as_stored: bool
-) -> None:
-    """Score the diagnosis, and the rules of others, on the cases; what is missing is trained first."""
-    from holter.clinic.commands import score
-
-    failed = score(
-        _console(),
-        split=split,
-        only=only,
-        jobs=jobs,
-        root=root,
-        into=document,
-        rivals=not no_rivals,
-        train=not as_stored,
-    )
-    if failed:
-        raise click.exceptions.Exit(1)
+for command in (report, serve, top, compare, clinic):
+    main.add_command(command)

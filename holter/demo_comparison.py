@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from holter.comparison.series import steps_to
+from holter.comparison.verdict import OTHER_LOSS
 from holter.diagnosis.finding import Finding
 from holter.history import History
 from holter.series import Floats
@@ -15,15 +17,7 @@ from holter.words import duration, number, size
 
 _CHANGED = 0.05  # by which share of itself a number must have changed to count
 _LEARNT = 0.9  # of the first loss, below which a model has learnt something
-_SMOOTHED = 10  # steps over which a training loss is averaged
 _NEAR = 1.1  # times the loss that one of them ended with: the level to reach
-# Under these faults the training loss is another one than without: of a sum, of few examples, with its sign turned.
-_OTHER_LOSS = frozenset(
-    (
-        *("loss-sign", "loss-reduction", "accumulation-not-averaged", "double-softmax"),
-        *("batch-repeated", "data-not-shuffled", "overfitting"),
-    )
-)
 _OTHER_INPUTS = frozenset(("input-scale",))  # what it has not seen was normalised: unfair to a model of raw inputs
 _BY_TIME = frozenset(("data-loading-bound", "throughput-drop"))
 _BY_MEMORY = frozenset(("memory-growth",))
@@ -48,14 +42,6 @@ class Course:
     @property
     def learns(self) -> bool:
         return bool(len(self.losses) and self.held_loss < _LEARNT * self.losses[0])
-
-    def steps_to(self, level: float) -> int | None:
-        """The steps until the smoothed training loss is as low as this; None where it never is."""
-        if len(self.losses) < _SMOOTHED:
-            return None
-        smooth = np.convolve(self.losses, np.ones(_SMOOTHED) / _SMOOTHED, "valid")
-        reached = np.flatnonzero(smooth <= level)
-        return int(reached[0]) + _SMOOTHED if len(reached) else None
 
 
 def course_of(history: History, findings: Sequence[Finding], onset: int) -> Course:
@@ -102,11 +88,13 @@ def lines(cause: str, before: Course, after: Course) -> list[Line]:
         found.append(line("median time of a step since", lambda one: _told("time of a step", one.step_time)))
     if cause not in _OTHER_INPUTS:
         found.append(line("loss on unseen data, at the end", lambda one: _told("loss", one.held_loss)))
-    other = " (not the same loss)" if cause in _OTHER_LOSS else ""
+    other = " (not the same loss)" if cause in OTHER_LOSS else ""
     found.append(line(f"training loss, last tenth{other}", lambda one: _told("loss", one.last_loss)))
     level = _NEAR * after.last_loss
     if not other and np.isfinite(level) and level > 0:
-        found.append(line(f"steps to a training loss of {number(level)}", lambda one: _reached(one.steps_to(level))))
+        found.append(
+            line(f"steps to a training loss of {number(level)}", lambda one: _reached(steps_to(one.losses, level)))
+        )
     found.append(line("largest gradient norm", lambda one: _told("norm", one.largest_norm)))
     found.append(line("found by the diagnosis", lambda one: ", ".join(one.causes) or "nothing"))
     return found

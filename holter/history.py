@@ -68,13 +68,13 @@ class History:
         """The place of each module and parameter in the order in which they run: that of their first call in a
         training forward, as last observed. Empty where it was not."""
         notes = (record.notes.get(EXECUTION_ORDER) for record in reversed(self.records))
-        found = next((order for order in map(_names_in, notes) if order), [])
+        found = next((order for order in map(names_in, notes) if order), [])
         return {name: place for place, name in enumerate(found)}
 
     def layers(self, role: str) -> tuple[str, ...]:
         """Every layer that ever had a row in this role, in the order in which they run; where that is not known, in
         the order of first sight."""
-        return _by_depth(dict.fromkeys(name for layers in self._tables(role) for name in layers), self.depth)
+        return layers_by_depth(dict.fromkeys(name for layers in self._tables(role) for name in layers), self.depth)
 
     def scalar(self, name: str) -> tuple[Integers, Floats]:
         """Steps and values of one scalar; empty arrays where it was never recorded.
@@ -189,7 +189,7 @@ def _by_step(records: Iterable[Record]) -> list[list[Record]]:
     return lines
 
 
-def _names_in(note: str | None) -> list[str]:
+def names_in(note: str | None) -> list[str]:
     """The names in a list written as JSON; none where it says something else."""
     try:
         found = json.loads(note) if note is not None else []
@@ -198,7 +198,7 @@ def _names_in(note: str | None) -> list[str]:
     return found if isinstance(found, list) and all(isinstance(name, str) for name in found) else []
 
 
-def _by_depth(names: Iterable[str], depth: Mapping[str, int]) -> tuple[str, ...]:
+def layers_by_depth(names: Iterable[str], depth: Mapping[str, int]) -> tuple[str, ...]:
     """Names in the order of their depth; one that has none stays behind the name that it came after."""
     places: dict[str, int] = {}
     last = -1

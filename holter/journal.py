@@ -22,8 +22,9 @@ from holter.record import FORMAT, Entry
 
 _HEADER = struct.Struct("<6sH")
 _LENGTH = struct.Struct("<I")
-_HEAD = 2 * _LENGTH.size  # length and checksum
-_AROUND = 3 * _LENGTH.size  # what a frame has besides its blob
+BEGIN, LENGTH = _HEADER.size, _LENGTH.size  # where the first frame begins; bytes of a length
+HEAD = 2 * LENGTH  # length and checksum
+AROUND = 3 * LENGTH  # what a frame has besides its blob
 _MAGIC = b"HOLTER"
 _READ_AT_ONCE = 1 << 20
 
@@ -108,9 +109,9 @@ class JournalReader:
             if not self._goes_on(file, size):
                 self._start_over()
             self.unreadable_bytes = size
-            if self._offset == 0 and not _has_header(file, self.path):
+            if self._offset == 0 and not has_header(file, self.path):
                 return
-            place = self._offset or _HEADER.size
+            place = self._offset or BEGIN
             self.unreadable_bytes = size - place
             file.seek(place)
             for head, blob in _frames(file, size):
@@ -118,7 +119,7 @@ class JournalReader:
                     entry = self._decoder.decode(blob)
                 except ValueError:
                     return
-                begin, place = place, place + _AROUND + len(blob)
+                begin, place = place, place + AROUND + len(blob)
                 if entry is not None:  # a table is read again until its record is there: both are one write
                     self._offset, self._last = place, (begin, head)
                     self.unreadable_bytes = size - place
@@ -131,10 +132,10 @@ class JournalReader:
         return size >= self._offset and file.read(len(head)) == head
 
 
-def _has_header(file: BinaryIO, path: Path) -> bool:
+def has_header(file: BinaryIO, path: Path) -> bool:
     file.seek(0)
-    header = file.read(_HEADER.size)
-    if len(header) < _HEADER.size:  # being created just now, or cut off
+    header = file.read(BEGIN)
+    if len(header) < BEGIN:  # being created just now, or cut off
         return False
     magic, version = _HEADER.unpack(header)
     if magic != _MAGIC:
@@ -149,17 +150,17 @@ def _has_header(file: BinaryIO, path: Path) -> bool:
 
 def _frames(file: BinaryIO, end: int) -> Iterator[tuple[bytes, bytes]]:
     """Heads and blobs of the whole, intact frames from here to the end, up to the first that is neither."""
-    while frame := _read_frame(file, end):
+    while frame := read_frame(file, end):
         yield frame
 
 
-def _read_frame(file: BinaryIO, end: int) -> tuple[bytes, bytes] | None:
+def read_frame(file: BinaryIO, end: int) -> tuple[bytes, bytes] | None:
     """Head and blob of the frame that begins here; None where no whole one does before the end."""
-    head = file.read(_HEAD)
-    length = _number(head[: _LENGTH.size])
-    if len(head) < _HEAD or file.tell() + length + _LENGTH.size > end:  # a damaged length must not be read for ever
+    head = file.read(HEAD)
+    length = _number(head[:LENGTH])
+    if len(head) < HEAD or file.tell() + length + LENGTH > end:  # a damaged length must not be read for ever
         return None
-    blob, length_again = file.read(length), file.read(_LENGTH.size)
+    blob, length_again = file.read(length), file.read(LENGTH)
     return (head, blob) if head == _head(blob) and head.startswith(length_again) else None
 
 
@@ -173,23 +174,23 @@ def read_backwards(path: Path) -> Iterator[bytes]:
     Only where nothing whole ends with the file, because it was torn, is the end looked for from the start.
     """
     with path.open("rb") as file:
-        if not _has_header(file, path):
+        if not has_header(file, path):
             return
         end = os.fstat(file.fileno()).st_size
         if not _blob_before(file, end):
-            file.seek(_HEADER.size)
-            end = _HEADER.size + sum(_AROUND + len(blob) for _, blob in _frames(file, end))
+            file.seek(BEGIN)
+            end = BEGIN + sum(AROUND + len(blob) for _, blob in _frames(file, end))
         while blob := _blob_before(file, end):
             yield blob
-            end -= _AROUND + len(blob)
+            end -= AROUND + len(blob)
 
 
 def _blob_before(file: BinaryIO, end: int) -> bytes:
     """The blob of the frame that ends here; empty where none does."""
-    file.seek(end - _LENGTH.size)
-    place = end - _AROUND - _number(file.read(_LENGTH.size))
-    if place < _HEADER.size:
+    file.seek(end - LENGTH)
+    place = end - AROUND - _number(file.read(LENGTH))
+    if place < BEGIN:
         return b""
     file.seek(place)
-    frame = _read_frame(file, end)
+    frame = read_frame(file, end)
     return frame[1] if frame else b""

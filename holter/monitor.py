@@ -6,6 +6,7 @@ import os
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -25,17 +26,12 @@ from holter.examination import Examination
 from holter.guarded import attempt, contained
 from holter.history import History
 from holter.machine import Machine
+from holter.notebook import monitor_html
 from holter.problems import Complaint, Problems
+from holter.progress import progress_of
 from holter.record import Ending, Problem
 from holter.run import Run
-from holter.settings import (
-    Settings,
-    cannot_write,
-    check_layers,
-    check_training,
-    make_directory,
-    make_sinks,
-)
+from holter.settings import Settings, cannot_write, check_layers, check_training, make_directory, make_sinks
 from holter.sinks import Sink
 from holter.stages import DEVICE_PACE, Batch, Batches, Stages, StageTimes, batches
 from holter.stopping import StopOn
@@ -98,6 +94,9 @@ class Monitor:
     def __repr__(self) -> str:
         where = self.path or "memory"
         return f"<Monitor {self.state}: {self.step} steps in {where}, {len(self._findings())} findings>"
+
+    def _repr_html_(self) -> str:
+        return monitor_html(self.path, self._rank, self._writer.records, self._findings(), self.state, self.step)
 
     # For the user ---------------------------------------------------------------------------------------------
 
@@ -196,9 +195,11 @@ class Monitor:
                 return found
         return torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm, norm_type, error_if_nonfinite, foreach)
 
-    def batches(self, loader: Iterable[Batch]) -> Batches[Batch]:
-        """`for batch in monitor.batches(loader)`: the same batches; counts them and times the waiting for them."""
-        return batches(loader, self, self.loaded)
+    def batches(self, loader: Iterable[Batch], *, progress: bool = False) -> Batches[Batch]:
+        """`for batch in monitor.batches(loader)`: the same batches; counts them and times the waiting for them. With
+        `progress` a line on stderr says how far it is, where that is a terminal."""
+        shown = partial(progress_of, loader, lambda: self._writer.newest, self._problems.add)
+        return batches(loader, self, self.loaded, shown if progress and self._rank == 0 else None)
 
     @contained("time a wait for data")
     def wait_began(self) -> None:

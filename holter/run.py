@@ -127,6 +127,11 @@ def open_run(path: str | os.PathLike[str]) -> Run:
     return run
 
 
+def diagnose(run: Run | str | os.PathLike[str]) -> tuple[Finding, ...]:
+    """What is wrong with a run, or with the run in a directory; as `run.findings`."""
+    return (run if isinstance(run, Run) else open_run(run)).findings
+
+
 def list_runs(directory: str | os.PathLike[str] = "runs") -> list[Run]:
     """The runs right under a directory, newest first; a damaged one is listed like any other."""
     root = Path(directory)
@@ -181,6 +186,11 @@ class Run:
 
     def __repr__(self) -> str:
         return f"<Run {self.name}: {self.state}, {len(self.history)} steps>"
+
+    def _repr_html_(self) -> str:
+        from holter.notebook import run_html  # only notebooks need it
+
+        return run_html(self)
 
     @property
     def name(self) -> str:
@@ -271,7 +281,7 @@ class Run:
 
     def refresh(self) -> list[Record]:
         """Reads what was appended since the last time and returns the new records."""
-        self._parts = {path: self._parts.get(path) or _Part(path) for path in self._journals()}
+        self._parts = {path: self._parts.get(path) or _Part(path) for path in self.own_journals}
         self._read = True
         return [record for part in self._parts.values() for record in part.read_on()]
 
@@ -289,14 +299,15 @@ class Run:
                 return
             time.sleep(poll_seconds)
 
-    def _journals(self) -> list[Path]:
+    @property
+    def own_journals(self) -> list[Path]:
         """The journals of the rank that is read, segment by segment."""
         files = _journals(self.path)
         rank = min((file.rank for file in files), default=0) if self._asked_rank is None else self._asked_rank
         return [file.path for file in files if file.rank == rank]
 
     def _newest_journal(self) -> Path | None:
-        mine = self._journals()
+        mine = self.own_journals
         return mine[-1] if mine else None
 
     def _ensure_read(self) -> None:

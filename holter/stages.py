@@ -245,13 +245,28 @@ class Waits(Protocol):
     def waited(self, seconds: float) -> None: ...
 
 
+class Bar(Protocol):
+    """Who shows how far one pass is. Nothing it does may raise either."""
+
+    def passed(self) -> None: ...
+
+    def end(self) -> None: ...
+
+
 class Batches(Generic[Batch_co]):
     """Yields what a loader yields, each time it is iterated, and tells how long the loader took."""
 
-    def __init__(self, loader: Iterable[Batch_co], waits: Waits, loaded: Callable[[Any], None] | None = None) -> None:
-        self._loader, self._waits, self._loaded = loader, waits, loaded
+    def __init__(
+        self,
+        loader: Iterable[Batch_co],
+        waits: Waits,
+        loaded: Callable[[Any], None] | None = None,
+        bar: Callable[[], Bar | None] | None = None,
+    ) -> None:
+        self._loader, self._waits, self._loaded, self._bar = loader, waits, loaded, bar
 
     def __iter__(self) -> Iterator[Batch_co]:
+        bar = self._bar() if self._bar is not None else None
         began = self._ask()
         iterator = iter(self._loader)  # a DataLoader starts its workers here
         try:
@@ -264,12 +279,16 @@ class Batches(Generic[Batch_co]):
                     self._waits.waited(time.perf_counter() - began)
                 if self._loaded is not None:
                     self._loaded(batch)
+                if bar is not None:
+                    bar.passed()
                 yield batch
                 del batch  # as in a plain loop, the loader may have its memory back for the next one
                 began = self._ask()
         finally:
             # Let go, as a for statement does: a generator or workers of ours end here, a user's own iterator goes on.
             del iterator
+            if bar is not None:
+                bar.end()
 
     def _ask(self) -> float:
         self._waits.wait_began()
@@ -283,11 +302,16 @@ class SizedBatches(Batches[Batch_co]):
         return len(self._loader)  # type: ignore[arg-type]  # `batches` has looked
 
 
-def batches(loader: Iterable[Batch], waits: Waits, loaded: Callable[[Any], None] | None = None) -> Batches[Batch]:
+def batches(
+    loader: Iterable[Batch],
+    waits: Waits,
+    loaded: Callable[[Any], None] | None = None,
+    bar: Callable[[], Bar | None] | None = None,
+) -> Batches[Batch]:
     """`for batch in batches(loader, stages):` in place of `for batch in loader:`, for the loader of the training.
 
     Exceptions of the loader pass unchanged; `len` works where the loader has one. `loaded` is shown every batch, and
-    must not raise either.
+    must not raise either. `bar` makes what shows the progress of a pass.
     """
     kind: type[Batches[Batch]] = SizedBatches if hasattr(loader, "__len__") else Batches
-    return kind(loader, waits, loaded)
+    return kind(loader, waits, loaded, bar)

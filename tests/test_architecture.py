@@ -75,8 +75,8 @@ TORCH_SIDE = (
     "holter.integrations",
     "holter.clinic",
 )
-# The two doors: they offer both sides, and so may import the left one, but only when it is asked for.
-DOORS = ("holter", "holter.cli")
+# The doors: they offer both sides, and so may import the left one, but only when it is asked for.
+DOORS = ("holter", "holter.cli", "holter.cli_clinic")
 
 LIGHT = {
     "torch",
@@ -93,6 +93,11 @@ LIGHT = {
     "transformers",
     "accelerate",
     "lightning",
+    "plotly",
+    "jinja2",
+    "starlette",
+    "uvicorn",
+    "anyio",
 }  # what `import holter` leaves alone
 FILE_LINES, FUNCTION_LINES = 400, 45
 

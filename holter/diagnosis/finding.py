@@ -39,6 +39,11 @@ class Finding:
         place = self.layer or self.where
         return f"{self.severity}: {self.cause} in {place} since step {self.since}. {self.advice}"
 
+    def _repr_html_(self) -> str:
+        from holter.notebook import finding_html  # only notebooks need it
+
+        return finding_html(self)
+
 
 def from_problem(problem: Problem) -> Finding:
     """A contained failure of Holter's own, told like any other finding."""

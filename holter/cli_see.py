@@ -1,0 +1,114 @@
+"""The commands that show a run: report, serve, top, compare."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from holter.terminal import about, console, print_json
+from holter.words import printable, size
+
+if TYPE_CHECKING:
+    from holter.comparison.comparing import Comparison
+
+
+@click.command()
+@click.argument("run", type=click.Path(path_type=Path))
+@click.option("-o", "--output", type=click.Path(path_type=Path), metavar="FILE", help="[default: RUN/report.html]")
+@click.option("--png", is_flag=True, help="Also the main charts as PNG files, in a directory beside FILE.")
+def report(run: Path, output: Path | None, png: bool) -> None:
+    """Write RUN as one HTML page that opens offline: verdict, findings, layers over steps, machine, health."""
+    from holter.report.document import report as page_of
+    from holter.report.document import view_of
+    from holter.run import open_run
+
+    directory = open_run(run).path
+    target = output or directory / "report.html"
+    view = view_of(directory)
+    try:
+        target.write_text(page_of(view), "utf-8")
+        written = [target, *(_pictures(view, target.with_suffix("")) if png else ())]
+    except OSError as error:
+        raise ValueError(f"cannot write {about(error)}. Name a file you may write with -o") from error
+    click.echo(printable(view["verdict"]["sentence"]))
+    for path in written:
+        click.echo(f"{printable(str(path))}  {size(path.stat().st_size)}")
+
+
+@click.command()
+@click.argument("directory", type=click.Path(path_type=Path), default="runs")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Any other than this machine needs a token.")
+@click.option("--port", type=click.IntRange(0, 65535), help="0 for any that is free.  [default: 4658]")
+@click.option("--token", envvar="HOLTER_TOKEN", default="", help="Made up where there is none; or HOLTER_TOKEN.")
+@click.option("--allow", multiple=True, metavar="NAME:PORT", help="Another name it is reached by, as through a proxy.")
+@click.option("--open", "open_browser", is_flag=True, help="Open a browser.")
+def serve(directory: Path, host: str, port: int | None, token: str, allow: tuple[str, ...], open_browser: bool) -> None:
+    """Show all runs in DIRECTORY, by default runs, in a browser, as they train."""
+    from holter.dashboard.serve import PORT, Address
+    from holter.dashboard.serve import serve as serve_runs
+
+    address = Address(host, PORT if port is None else port, token, allow)
+    serve_runs(directory, address, echo=click.echo, open_browser=open_browser)
+
+
+@click.command()
+@click.argument("run", type=click.Path(path_type=Path))
+@click.option("--once", is_flag=True, help="One look, and out.")
+def top(run: Path, once: bool) -> None:
+    """Follow RUN in the terminal: progress, loss, the worst layers, findings. q ends it."""
+    from holter.top import show_top
+
+    show_top(run, console(), once=once)
+
+
+@click.command()
+@click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--by", type=click.Choice(["step", "samples", "tokens"]), default="step", show_default=True)
+@click.option("--json", "as_json", is_flag=True, help="For scripts.")
+@click.option("--html", type=click.Path(path_type=Path), metavar="FILE", help="Also as a page that opens offline.")
+@click.option("--fail-on", type=click.Choice(["regression"]), help="Exit with code 2 where a run is worse.")
+def compare(runs: tuple[Path, ...], by: str, as_json: bool, html: Path | None, fail_on: str | None) -> None:
+    """Compare runs with the first: where they part, what differs, which findings went and came, did it help.
+
+    A regression is a finding of a warning or worse that came or became more severe (of performance only where steps
+    take, or memory is, half as much again), a last loss that is worse by more than chance (three times its error, 2 %
+    of it and 1 % of what it fell by), or a training that failed or crashed where the first did not.
+    """
+    from holter.comparison.comparing import compare as compare_runs
+    from holter.comparison.view import comparison_json
+
+    if len(runs) < 2:
+        raise click.UsageError("name two runs or more: the first is what the others are compared with")
+    found = compare_runs(*runs, by=by)  # type: ignore[arg-type]
+    if html is not None:
+        _write_comparison(found, html)
+    if as_json:
+        print_json(comparison_json(found))
+    else:
+        from holter.comparison.render import render_comparison
+
+        console().print(render_comparison(found))
+    if fail_on is not None and found.regressed:
+        raise SystemExit(2)
+
+
+def _write_comparison(found: Comparison, target: Path) -> None:
+    from holter.comparison.document import comparison_page
+    from holter.comparison.view import comparison_view
+
+    try:
+        target.write_text(comparison_page(comparison_view(found)), "utf-8")
+    except OSError as error:
+        raise ValueError(f"cannot write {about(error)}. Name a file you may write with --html") from error
+
+
+def _pictures(view: dict[str, Any], directory: Path) -> list[Path]:
+    from holter.report.png import write_pngs
+
+    directory.mkdir(exist_ok=True)
+    try:
+        return write_pngs(view, directory)
+    except ImportError as error:
+        raise ValueError(str(error)) from error

@@ -1,0 +1,123 @@
+"""The runs that somebody looks at, open and followed. A few at a time; what nobody has asked for longest is closed."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Any
+
+import anyio
+from anyio import to_thread
+
+from holter.dashboard.bodies import Body, json_body
+from holter.dashboard.shelf import Listed
+from holter.report.reading import Follower
+
+_OPEN = 6  # runs: a long one of many layers takes tens of megabytes
+_SLICE, _SHORT = 0.5, 0.1  # seconds to read on in a long run: for those who follow it, and for one who waits
+_CROWD, _MOMENT = 4, 0.5  # so many who wait for one run are content with what was so for so many seconds
+_BODIES = 8  # answers of one run that are kept
+_BUCKETS = 400  # columns of a strip chart, and up to twice as many: what a screen shows
+_IDLE = 600.0  # seconds after which a run that nobody asked for is closed
+
+
+@dataclass(frozen=True)
+class _Made:
+    body: Body
+    version: int
+    at: float  # on the monotonic clock
+
+
+class Open:
+    """One run. Whoever holds the lock may use the follower; those who wait hold no thread."""
+
+    def __init__(self, listed: Listed) -> None:
+        self.lock = anyio.Lock()
+        self.asked_at = time.monotonic()
+        self._path = listed.path
+        self._follower: Follower | None = None
+        self._read: object = None  # the signature of what was read
+        self._bodies: OrderedDict[Hashable, _Made] = OrderedDict()
+
+    @property
+    def version(self) -> int:
+        """Grows when there is something new to see; a sample stays as it is until all is read."""
+        follower = self._follower
+        return -1 if follower is None else 0 if follower.is_sample else follower.version
+
+    @property
+    def is_complete(self) -> bool:
+        return self._follower is not None and self._follower.is_complete
+
+    def catch_up(self, listed: Listed, seconds: float = _SLICE) -> Follower:
+        """Blocking. All of a short run at once; a long one in slices, after a first look."""
+        if self._follower is None:
+            self._follower = Follower(self._path, buckets=_BUCKETS)
+            self._follower.look()
+        elif self._read != listed.signature or not self._follower.is_complete:
+            self._follower.read_on(seconds)
+        self._read = listed.signature
+        return self._follower
+
+    def body(self, key: Hashable, make: Callable[[Follower], Any]) -> Body:
+        """Blocking. What `make` says of the run as JSON, once for all who ask the same of the same state."""
+        assert self._follower is not None
+        made = self._bodies.get(key)
+        if made is None or made.version != self.version:
+            made = _Made(json_body(make(self._follower)), self.version, time.monotonic())
+            self._bodies[key] = made
+            while len(self._bodies) > _BODIES:
+                self._bodies.popitem(last=False)
+        return made.body
+
+    def recent(self, key: Hashable) -> Body | None:
+        """What was answered to the same question a moment ago; for a crowd that asks of a run that trains."""
+        made = self._bodies.get(key)
+        return made.body if made is not None and time.monotonic() - made.at < _MOMENT else None
+
+
+class Desk:
+    def __init__(self, threads: int = 4) -> None:
+        self._open: OrderedDict[str, Open] = OrderedDict()
+        self._limiter = anyio.CapacityLimiter(threads)
+
+    async def ask(self, listed: Listed, key: Hashable, make: Callable[[Follower], Any]) -> Body:
+        """An answer about a run as it is now. ValueError and OSError where it cannot be read."""
+        one = self._take(listed)
+        if one.lock.statistics().tasks_waiting >= _CROWD and (recent := one.recent(key)) is not None:
+            return recent
+        async with one.lock:
+            if one.lock.statistics().tasks_waiting >= _CROWD and (recent := one.recent(key)) is not None:
+                return recent
+            return await to_thread.run_sync(_asked, one, listed, key, make, limiter=self._limiter)
+
+    async def read_on(self, listed: Listed) -> Open:
+        """Reads what is new of a run, or more of a long one; for those who follow it."""
+        one = self._take(listed)
+        async with one.lock:
+            await to_thread.run_sync(one.catch_up, listed, limiter=self._limiter)
+        return one
+
+    async def in_thread(self, work: Callable[..., Any], *words: Any) -> Any:
+        return await to_thread.run_sync(work, *words, limiter=self._limiter)
+
+    def tidy(self) -> None:
+        """Closes what nobody has asked for in a while."""
+        now = time.monotonic()
+        for run in [run for run, one in self._open.items() if now - one.asked_at > _IDLE]:
+            self._open.pop(run)
+
+    def _take(self, listed: Listed) -> Open:
+        one = self._open.pop(listed.id, None) or Open(listed)
+        self._open[listed.id] = one
+        one.asked_at = time.monotonic()
+        while len(self._open) > _OPEN:
+            self._open.popitem(last=False)
+        return one
+
+
+def _asked(one: Open, listed: Listed, key: Hashable, make: Callable[[Follower], Any]) -> Body:
+    one.catch_up(listed, _SHORT)
+    return one.body(key, make)

@@ -1,0 +1,80 @@
+/* What the pages of the dashboard share: the bar at the top, asking the server, telling when it does not answer. */
+(function (Holter) {
+  'use strict';
+
+  const { el } = Holter;
+  const GONE = 'The dashboard does not answer. Is `holter serve` still running? What you see is as it was.';
+  const LOCKED = 'This page needs the token: open the address that `holter serve` printed.';
+
+  const trouble = el('p', { class: 'trouble', role: 'status', hidden: true });
+
+  /** The bar: the way back to all runs, and what is said of this page. */
+  function bar(...children) {
+    document.getElementById('bar').replaceChildren(el('header', { class: 'bar' }, children), trouble);
+  }
+
+  function tell(words) {
+    trouble.textContent = words;
+    trouble.hidden = !words;
+  }
+
+  class Refused extends Error {}
+
+  /** The JSON at an address. Throws Refused with the server's words; other failures are told on the page. */
+  async function ask(address) {
+    let answer;
+    try {
+      answer = await fetch(address, { cache: 'no-cache', headers: { Accept: 'application/json' } });
+    } catch (error) {
+      tell(GONE);
+      throw error;
+    }
+    tell(answer.status === 401 ? LOCKED : '');
+    if (answer.ok) return { json: await answer.json(), tag: answer.headers.get('etag') };
+    const said = await answer.json().catch(() => ({}));
+    throw new Refused(typeof said.error === 'string' ? said.error : `The server answered ${answer.status}.`);
+  }
+
+  function themeButton() {
+    const button = el('button', { type: 'button', class: 'button theme', onclick: () => {
+      Holter.charts.setTheme(Holter.charts.isDark() ? 'light' : 'dark');
+      name();
+    } });
+    const name = () => { button.textContent = Holter.charts.isDark() ? 'Light theme' : 'Dark theme'; };
+    name();
+    return button;
+  }
+
+  /** Calls `work` again and again, so long after it was done; not while nobody sees the page. */
+  function repeat(work, pause) {
+    let timer = null, busy = false;
+    async function round() {
+      clearTimeout(timer);
+      if (busy || document.hidden) return;
+      busy = true;
+      try {
+        await work();
+      } catch (error) {
+        if (!(error instanceof TypeError) && !(error instanceof Refused)) throw error; // told on the page already
+      } finally {
+        busy = false;
+        timer = setTimeout(round, pause);
+      }
+    }
+    document.addEventListener('visibilitychange', round);
+    round();
+  }
+
+  /** Seconds since 1970 as people say it. */
+  function ago(seconds) {
+    if (typeof seconds !== 'number') return '–';
+    const past = Date.now() / 1000 - seconds;
+    return past < 5 ? 'now' : `${Holter.duration(past)} ago`;
+  }
+
+  function date(seconds) {
+    return new Date(seconds * 1000).toLocaleString([], { dateStyle: 'medium', timeStyle: 'short' });
+  }
+
+  Holter.frame = { bar, tell, ask, Refused, themeButton, repeat, ago, date };
+})((window.Holter = window.Holter || {}));

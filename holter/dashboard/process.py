@@ -1,0 +1,67 @@
+"""A process that computes for the server: it is asked by lines of JSON, and ends with the server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from typing import Any
+
+PATIENCE = 120.0  # seconds for an answer
+_LINE = 256 << 20  # bytes of an answer
+# The path of this process and not the working directory, where anyone may have put a module.
+_PROGRAM = "import sys; sys.path[:] = sys.argv[1:]; from holter.dashboard.worker import main; main()"
+
+
+class Died(Exception):
+    """It ended, said nothing for too long, or said what is no answer."""
+
+
+class Process:
+    """Started when it is first asked, and again after it died. One question at a time."""
+
+    def __init__(self, patience: float = PATIENCE) -> None:
+        self._patience = patience
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def ask(self, question: Any) -> bytes:
+        """The line that it answers. Raises Died, and is then ready to be asked something else."""
+        try:
+            return await asyncio.wait_for(self._ask(question), self._patience)
+        except (OSError, ValueError, asyncio.TimeoutError) as error:
+            await self.stop()
+            raise Died(type(error).__name__) from error
+        except asyncio.CancelledError:  # its answer would be taken for that to the next question
+            await self.stop()
+            raise
+
+    async def stop(self) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        if process.returncode is None:
+            process.kill()  # it keeps nothing that could be lost
+        await process.wait()
+
+    async def _ask(self, question: Any) -> bytes:
+        if self._process is None or self._process.returncode is not None:
+            self._process = await _start()
+        process = self._process
+        assert process.stdin is not None and process.stdout is not None
+        process.stdin.write(json.dumps(question).encode() + b"\n")
+        await process.stdin.drain()
+        line = await process.stdout.readline()
+        if not line.endswith(b"\n"):
+            raise ValueError("it ended")
+        return line
+
+
+async def _start() -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", _PROGRAM, *sys.path),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        limit=_LINE,
+        env={name: value for name, value in os.environ.items() if name != "HOLTER_TOKEN"},
+    )

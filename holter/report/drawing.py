@@ -1,0 +1,154 @@
+"""From a digest to what a page draws: lines, strip charts, histograms over time, flow by depth. Plain JSON values."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from holter.report.buckets import Buckets, telling
+from holter.report.digest import DRAWN, Digest, Snapshots, Strip
+from holter.statistics.histogram import FINITE, LOWER, UPPER
+
+Json = dict[str, Any]
+
+TITLES = {
+    "gradient/norm": "gradient norm",
+    "gradient/std": "standard deviation of gradients",
+    "gradient/zero_share": "share of gradients that are zero",
+    "update/ratio": "update ratio",
+    "update/unchanged": "share of weights that do not change",
+    "update/cosine": "cosine of successive gradients",
+    "weight/norm": "weight norm",
+    "activation/rms": "size of activations",
+    "activation/dead": "dead share",
+    "activation/saturated": "saturated share",
+    "activation/rank": "effective rank",
+    "attention/max_logit": "largest attention logit",
+    "attention/entropy": "attention entropy",
+    "momentum/norm": "norm of the momentum",
+    "second_moment/rms_ratio": "gradient over its second moment",
+    "second_moment/below_eps": "share of second moments below eps",
+    "batch/rms": "size of the batch's values",
+}
+_SHARES = frozenset(("zero_share", "unchanged", "cosine", "dead", "saturated", "below_eps", "entropy"))
+_BINS = 48  # of histograms over time
+_FLOWS = {"gradient": ("norm", "gradient norm by depth"), "activation": ("rms", "size of activations by depth")}
+
+
+def matrix(values: npt.NDArray[Any]) -> Json:
+    """[rows, columns] as plotly's own typed array."""
+    kind = {"f": "f4", "u": "u1"}[values.dtype.kind]
+    packed = np.ascontiguousarray(values, dtype=f"<{kind}").tobytes()
+    rows, columns = values.shape
+    return {"dtype": kind, "bdata": base64.b64encode(packed).decode(), "shape": f"{rows}, {columns}"}
+
+
+def numbers(values: npt.NDArray[Any]) -> list[float | None]:
+    """Six digits are more than a screen shows; what is not finite is None."""
+    return [float(f"{value:.6g}") if np.isfinite(value) else None for value in values.tolist()]
+
+
+def scalar_lines(digest: Digest) -> Json:
+    return {name: scalar_line(buckets) for name, buckets in digest.scalars.items()}
+
+
+def scalar_line(buckets: Buckets) -> Json:
+    line: Json = {"steps": buckets.steps.tolist(), "values": numbers(buckets.last[:, 0])}
+    if buckets.span > 1:
+        line |= {"low": numbers(buckets.low[:, 0]), "high": numbers(buckets.high[:, 0])}
+    else:
+        line |= {"low": line["values"], "high": line["values"]}
+    return line
+
+
+def ordered_strips(digest: Digest) -> list[Strip]:
+    """Those that hold anything, as DRAWN orders them, roles that it does not know last."""
+    known = [(role, statistic) for role, statistics in DRAWN.items() for statistic in statistics]
+    keys = [*(key for key in known if key in digest.strips), *(key for key in digest.strips if key not in known)]
+    return [digest.strips[key] for key in keys if np.isfinite(digest.strips[key].buckets.last).any()]
+
+
+def map_id(strip: Strip) -> str:
+    return f"{strip.role}/{strip.statistic}"
+
+
+def strip_map(digest: Digest, strip: Strip) -> Json:
+    layers = digest.in_depth(strip.layers)
+    places = [strip.layers[layer] for layer in layers]
+    return {
+        **strip_title(strip),
+        "layers": list(layers),
+        "steps": strip.buckets.steps.tolist(),
+        "values": matrix(telling(strip.buckets).T[places]),
+    }
+
+
+def strip_title(strip: Strip) -> Json:
+    return {
+        "id": map_id(strip),
+        "role": strip.role,
+        "statistic": strip.statistic,
+        "title": TITLES.get(map_id(strip), f"{strip.role}: {strip.statistic}"),
+        "log": strip.statistic not in _SHARES,
+    }
+
+
+def histograms(snapshots: Snapshots, only: Sequence[str] | None = None) -> Json:
+    """Shares of the values in bins that all layers and steps have in common, the widest bins far from zero."""
+    if not snapshots.taken:
+        return {}
+    edges = _edges(snapshots)
+    found: dict[str, tuple[list[int], list[npt.NDArray[np.uint8]]]] = {}
+    for step, layers, taken in snapshots.taken:
+        for place, layer in enumerate(layers):
+            if only is not None and layer not in only:
+                continue
+            one = taken[place]
+            keep = FINITE[one.buckets]
+            buckets, counts = one.buckets[keep], one.counts[keep]
+            middles = (LOWER[buckets] + UPPER[buckets]) / 2
+            middles[buckets == 0] = 0.0
+            bins = np.clip(np.searchsorted(edges, middles, side="right") - 1, 0, _BINS - 1)
+            share = np.bincount(bins, weights=counts, minlength=_BINS) / max(1, counts.sum())
+            steps, rows = found.setdefault(layer, ([], []))
+            steps.append(step)
+            # A share is drawn, not read: 255 steps of its root keep the tails visible.
+            rows.append(np.round(255 * np.sqrt(share)).astype(np.uint8))
+    drawn = {layer: {"steps": steps, "counts": matrix(np.stack(rows))} for layer, (steps, rows) in found.items()}
+    return {"edges": [float(f"{edge:.4g}") for edge in edges], "scale": "sqrt255", "layers": drawn}
+
+
+def _edges(snapshots: Snapshots) -> npt.NDArray[np.float64]:
+    """Symmetrical and logarithmic: from the largest value down through five decades, and one bin about zero."""
+    largest = 0.0
+    for _, _, taken in snapshots.taken:
+        finite = taken.buckets[FINITE[taken.buckets]]
+        if len(finite):
+            largest = max(largest, float(np.abs(UPPER[finite]).max()), float(np.abs(LOWER[finite]).max()))
+    largest = largest or 1.0
+    side = np.geomspace(largest / 1e5, largest, _BINS // 2)
+    return np.concatenate([-side[::-1], side, [np.nextafter(largest, np.inf)]])[: _BINS + 1]
+
+
+def flows(digest: Digest) -> list[Json]:
+    """Layers in their order, early, in the middle and at the end of the run."""
+    found = []
+    for role, (statistic, title) in _FLOWS.items():
+        strip = digest.strips.get((role, statistic))
+        if strip is None or not np.isfinite(strip.buckets.last).any():
+            continue
+        layers = digest.in_depth(strip.layers)
+        values = strip.buckets.last[:, [strip.layers[layer] for layer in layers]]
+        steps = strip.buckets.steps
+        places = dict.fromkeys((0, len(steps) // 2, len(steps) - 1))
+        names = ("first", "middle", "last") if len(places) == 3 else ("first", "last")
+        curves = [
+            {"name": name, "step": int(steps[place]), "values": numbers(values[place])}
+            for name, place in zip(names, places, strict=False)
+        ]
+        found.append({"id": role, "title": title, "layers": list(layers), "curves": curves, "log": True})
+    return found

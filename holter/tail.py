@@ -1,0 +1,132 @@
+"""The journals of a run as they grow: the line of training that survived, each entry once.
+
+Where a resume repeats steps, or a file was replaced, everything is read again: what a reader knows then is what it
+would know of the stored run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
+
+from holter.journal import JournalReader
+from holter.record import Ending, Entry, Record
+from holter.run import STALE_SECONDS, Run, is_run
+
+
+class Tail:
+    """Of the lowest rank, in a directory that may not be there yet. `begin` is called whenever all that was read so far
+    is to be forgotten, and once at the beginning."""
+
+    def __init__(self, path: Path, begin: Callable[[], None]) -> None:
+        self.path, self._begin = path, begin
+        self._start_over()
+
+    def _start_over(self) -> None:
+        self.run = Run(self.path)
+        self._readers: dict[Path, JournalReader] = {}
+        self._first: dict[Path, int] = {}  # steps; of the journals that have a record
+        self._taken: dict[Path, int] = {}  # the last step that was taken from each
+        self._endings: dict[Path, Ending] = {}
+        self._begin()
+
+    @property
+    def is_there(self) -> bool:
+        """Whether there is a journal."""
+        return bool(self._readers)
+
+    @property
+    def ending(self) -> Ending | None:
+        newest = self._newest()
+        return self._endings.get(newest) if newest is not None else None
+
+    @property
+    def bytes_unread(self) -> int:
+        """Or unreadable, once all was read: a torn tail, damage."""
+        return sum(reader.unreadable_bytes for reader in self._readers.values())
+
+    @property
+    def bytes_there(self) -> int:
+        return sum(_size(path) for path in self.run.own_journals)
+
+    def state(self, now: float) -> str:
+        """As `Run.state` says it, and waiting for one that is not there. `now` in seconds since 1970."""
+        newest = self._newest()
+        if newest is None:
+            return "empty" if is_run(self.path) else "waiting"
+        if newest in self._endings:
+            return self._endings[newest].state
+        return "running" if now - _changed(newest) < STALE_SECONDS else "crashed"
+
+    def read(self) -> Iterator[Entry]:
+        """What is new. May be left at any entry, and goes on with the next."""
+        while not (yield from self._read_once()):
+            pass
+
+    def _read_once(self) -> Generator[Entry, None, bool]:
+        """Returns whether that is all: not where it began anew."""
+        if not is_run(self.path):
+            if self._readers:  # it was taken away
+                self._start_over()
+            return True
+        self._look_for_journals()
+        for path, reader in list(self._readers.items()):
+            until, starts = self._until(path), reader.starts
+            for entry in reader.read():
+                if reader.starts != starts and path in self._taken:  # another file took its place
+                    self._start_over()
+                    return False
+                if self._counts(entry, path, until):
+                    yield entry
+        return True
+
+    def _counts(self, entry: Entry, path: Path, until: float) -> bool:
+        if isinstance(entry, Ending):
+            self._endings[path] = entry
+        elif isinstance(entry, Record):
+            self._endings.pop(path, None)
+            if entry.step >= until:
+                return False
+            self._taken[path] = max(entry.step, self._taken.get(path, -1))
+        return True
+
+    def _look_for_journals(self) -> None:
+        paths = self.run.own_journals
+        if not self._readers.keys() <= set(paths):
+            self._start_over()
+        if len(paths) > len(self._readers) or not self.run.info:
+            self.run = Run(self.path)  # which keeps what run.json said
+        for path in paths:
+            self._readers.setdefault(path, JournalReader(path))
+            if path not in self._first:
+                records = (entry for entry in JournalReader(path).read() if isinstance(entry, Record))
+                if (first := next(records, None)) is not None:
+                    self._first[path] = first.step
+        if any(taken >= self._until(path) for path, taken in self._taken.items()):  # a resume, from before that
+            self._start_over()
+            self._look_for_journals()
+
+    def _until(self, path: Path) -> float:
+        """A segment counts up to where the first of its successors starts."""
+        paths = list(self._readers)
+        later = paths[paths.index(path) + 1 :]
+        return min((self._first[one] for one in later if one in self._first), default=math.inf)
+
+    def _newest(self) -> Path | None:
+        return next(reversed(self._readers), None)
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def _changed(path: Path) -> float:
+    """When, in seconds since 1970."""
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
