@@ -134,8 +134,9 @@ def _layers_are_alike(history: History, limits: Thresholds, matrices: set[str]) 
         return _unseen(name, "no gradients were measured")
     _, layers, values = history.series("gradient", "norm")
     weights = [place for place, layer in enumerate(layers) if layer in matrices] or list(range(len(layers)))
-    with np.errstate(all="ignore"):
-        recent = np.nanmedian(values[-_RECENT:][:, weights], axis=0)
+    window = values[-_RECENT:][:, weights]
+    window = window[:, ~np.isnan(window).all(axis=0)]  # some had no gradient of late
+    recent = np.nanmedian(window, axis=0)
     recent = recent[recent > 0]
     if len(recent) < 2:
         return _unseen(name, "fewer than two layers have a gradient")
