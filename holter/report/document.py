@@ -10,13 +10,16 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from holter.report.buckets import BUCKETS
 from holter.report.reading import Follower
 from holter.report.view import run_view
+from holter.run import Run
 
 PAGE = Path(__file__).parent / "page"
 STYLE = PAGE / "style.css"
 SCRIPTS = ("dom.js", "charts.js", "strip.js", "layer.js", "sections.js", "run.js")
-_BUCKETS = 128  # columns of a strip chart; up to twice as many. More would make the file of a large model too heavy
+_CELLS = 26_000  # of a strip chart, up to twice as many: more would make the file of a large model too heavy
+_LEAST_BUCKETS = 128
 _EMPTY_STYLE = "'sha256-47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU='"  # plotly's own style element begins empty
 
 
@@ -28,7 +31,9 @@ def write_report(run: Path, target: Path) -> Path:
 
 def view_of(run: Path) -> dict[str, Any]:
     """All of a run, read and examined, as its page draws it."""
-    follower = Follower(run, buckets=_BUCKETS, examine=True)
+    layers = len(Run(run).layers)
+    buckets = min(BUCKETS, max(_LEAST_BUCKETS, _CELLS // max(1, layers)))
+    follower = Follower(run, buckets=buckets, examine=True)
     follower.read_on()
     return run_view(follower, follower.examined())
 
