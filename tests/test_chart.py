@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from holter.diagnosis.causes import optimizers, rates
-from holter.diagnosis.chart import Chart, Moment, once_a_step
+from holter.diagnosis.chart import Chart, Moment, until_news
 from holter.diagnosis.doctor import Doctor
 from holter.diagnosis.events import Events
 from holter.diagnosis.suspicion import Case, Suspicion
@@ -65,7 +65,7 @@ def test_nothing_that_waits_is_kept_for_long() -> None:
 def test_an_answer_is_kept_until_the_next_step_and_no_longer() -> None:
     asked = []
 
-    @once_a_step
+    @until_news
     def last_loss(chart: Chart) -> float:
         asked.append(chart.step)
         return float(chart.scalar("loss").values[-1, 0])

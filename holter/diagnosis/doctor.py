@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from holter.diagnosis.causes import RULES
@@ -10,7 +11,7 @@ from holter.diagnosis.chart import Chart, Moments
 from holter.diagnosis.events import Events
 from holter.diagnosis.finding import Finding
 from holter.diagnosis.incidents import Incidents
-from holter.diagnosis.suspicion import Case, Rule, Suspicion
+from holter.diagnosis.suspicion import EVENTS, Case, Rule, Suspicion
 from holter.diagnosis.thresholds import Thresholds
 from holter.record import Record
 
@@ -34,6 +35,7 @@ class Doctor:
         self._case = Case(self.chart, self.events, limits or Thresholds())
         self._moments, self._incidents = Moments(), Incidents()
         self._rules = list(rules)
+        self._looked_at: dict[Rule, set[str]] = {}  # by those that had nothing to say
         self._asked_at = -1
         self._stock = _STOCK
         self.is_late = False  # whether more wait than it can keep up with
@@ -58,6 +60,8 @@ class Doctor:
     def _examine(self, moment: Any) -> None:
         self.chart.add(moment)
         self.events.add(moment)
+        if self.events.has_news:
+            self.chart.tell({EVENTS})
         step = moment.step
         self._stock = min(self._stock + _EARNED, _STOCK)
         age, waited = step - self.chart.first_step, step - self._asked_at
@@ -79,15 +83,23 @@ class Doctor:
         if self._asked_at == self.chart.step or self.chart.step < 0:
             return
         self._asked_at = self.chart.step
+        news, self.chart.news = self.chart.news, set()
         suspicions: list[Suspicion] = []
         for rule in tuple(self._rules):
+            if rule in self._looked_at and self._looked_at[rule].isdisjoint(news):
+                continue  # it would say nothing again
             if self.breathe is not None:
                 self.breathe()
             try:
-                suspicions.extend(rule(self._case))
+                said, reads = self.chart.reads_of(partial(_listen, rule, self._case))
             except Exception as error:  # one bad rule must not silence the others
                 self._rules.remove(rule)
                 self._failed.append(_switched_off(rule, error, self.chart.step))
+                continue
+            self._looked_at.pop(rule, None)
+            if not said:
+                self._looked_at[rule] = reads
+            suspicions.extend(said)
         self._incidents.add(suspicions, self.chart.step)
 
 
@@ -98,6 +110,10 @@ def diagnose(records: Iterable[Record], info: Mapping[str, Any]) -> tuple[Findin
         doctor.take(record)
     doctor.finish()
     return doctor.findings
+
+
+def _listen(rule: Rule, case: Case) -> list[Suspicion]:
+    return list(rule(case))
 
 
 def _switched_off(rule: Rule, error: Exception, step: int) -> Finding:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from holter.diagnosis.chart import Moment
-from holter.series import Baseline, Flags, Floats, Integers, logs
+from holter.series import Baseline, Floats, Integers, logs
 from holter.statistics.rows import STATISTICS
 
 LIMIT = 6.0  # times its usual spread
@@ -57,34 +57,36 @@ class Events:
         self._names: dict[tuple[str, str | None], int] = {}  # series and layer -> its place
         self._by_place: list[tuple[str, str | None]] = []
         # Of each series, as its layers were last: a mixture of experts has others at every step.
-        self._places_of: dict[str, tuple[tuple[str | None, ...], Integers]] = {}
+        self._places_of: dict[str, tuple[tuple[str, ...], Integers]] = {}
         self._baseline = Baseline(0)
         self._now = np.zeros(0, dtype=_DEPARTURE)  # of every series; since -1 while it is inside
+        self._lasting = 0  # departures that are not over
         self._sorted: list[Event] | None = None
         self.past: list[Event] = []
         self.last_outside = -1  # the last step at which any series was outside
+        self.has_news = False  # whether any event began, went on, ended or was forgotten at the last step
 
     def add(self, moment: Moment) -> None:
         """All at once: numpy takes as long for one series as for a thousand."""
-        measured: list[tuple[Integers, Floats]] = []
-        for name in SCALARS:
-            if name in moment.scalars:
-                value = moment.scalars[name]
-                if name == "loss" and value <= 0:
-                    continue  # on a log scale it has no size, and one that crosses zero has not grown
-                measured.append((self._places(name, (None,)), np.array([np.inf if np.isnan(value) else value])))
+        scalars = {name: moment.scalars[name] for name in SCALARS if name in moment.scalars}
+        if scalars.get("loss", 1.0) <= 0:
+            del scalars["loss"]  # on a log scale it has no size, and one that crosses zero has not grown
+        measured = [(self._places("", tuple(scalars)), np.array(list(scalars.values())))]
         for role, statistic in TABLES:
             rows = moment.rows.get(role)
             if rows is not None and (statistic in rows.extras or statistic in STATISTICS):
                 found = rows.extras[statistic] if statistic in rows.extras else rows.rows.derive(statistic)
                 measured.append((self._places(f"{role}/{statistic}", rows.layers), found))
-        values = np.full(len(self._names), np.nan)
-        for places, found in measured:
-            values[places] = found
-        if self._judge(moment.step, values).any():
-            self.last_outside = moment.step
+        places, values = (np.concatenate(parts) for parts in zip(*measured, strict=True))
+        values[: len(scalars)][np.isnan(values[: len(scalars)])] = np.inf
+        self.has_news = False
+        self._judge(moment.step, places, values)
         if moment.step % 64 == 0 and self.past:
-            self.past = [event for event in self.past if event.since >= moment.step - KEPT]
+            kept = [event for event in self.past if event.since >= moment.step - KEPT]
+            self.has_news |= len(kept) < len(self.past)
+            self.past = kept
+        if self.has_news:
+            self._sorted = None
 
     def of(self, name: str, *, direction: int | None = None, since: int = 0) -> list[Event]:
         """The events of one series, the earliest first."""
@@ -97,15 +99,16 @@ class Events:
             self._sorted = sorted([*self.past, *lasting], key=lambda event: event.since)
         return self._sorted if not since else [event for event in self._sorted if event.since >= since]
 
-    def _places(self, name: str, layers: tuple[str | None, ...]) -> Integers:
-        """Where the series of these layers stand; new ones get a place."""
+    def _places(self, name: str, layers: tuple[str, ...]) -> Integers:
+        """Where the series of these layers stand; new ones get a place. Without a name they are scalars."""
         last, known = self._places_of.get(name, ((), None))
         if known is None or last != layers:
-            for layer in layers:
-                if (name, layer) not in self._names:
-                    self._names[name, layer] = len(self._names)
-                    self._by_place.append((name, layer))
-            known = np.array([self._names[name, layer] for layer in layers], dtype=np.int64)
+            keys = [(name, layer) if name else (layer, None) for layer in layers]
+            for key in keys:
+                if key not in self._names:
+                    self._names[key] = len(self._names)
+                    self._by_place.append(key)
+            known = np.array([self._names[key] for key in keys], dtype=np.int64)
             self._places_of[name] = layers, known
             more = np.zeros(len(self._names) - len(self._now), dtype=_DEPARTURE)
             more["since"] = -1
@@ -113,27 +116,42 @@ class Events:
             self._baseline.grow(len(more))
         return known
 
-    def _judge(self, step: int, values: Floats) -> Flags:
+    def _judge(self, step: int, places: Integers, values: Floats) -> None:
         """Which series are outside at this step."""
-        self._sorted, now = None, self._now
-        sizes, level = logs(values), self._baseline.level.copy()
-        found = self._baseline.add(sizes)
+        sizes, level = logs(values), self._baseline.level[places]
+        found = self._baseline.add(sizes, LIMIT, places)
         with np.errstate(invalid="ignore"):
             away = sizes - level
             outside = (np.abs(found) > LIMIT) & (np.abs(away) > np.log10(LEAST_FACTOR))
-        outside |= np.isposinf(values) & (self._baseline.count >= 1)
-        for place in np.flatnonzero((now["since"] >= 0) & ~outside & ~np.isnan(values)).tolist():
-            self.past.append(self._event(place, step))
-            now["since"][place] = -1
-        if outside.any():
+        outside |= np.isposinf(values) & (self._baseline.count[places] >= 1)
+        is_any = bool(outside.any())
+        self.has_news = is_any
+        if self._lasting:
+            lasts = self._now["since"][places] >= 0
+            self._end(step, places[lasts & ~outside & ~np.isnan(values)])
+        if is_any:
+            self.last_outside = step
             away = np.where(np.isnan(away), np.inf, away)
-            begins = outside & (now["since"] < 0)
-            now["since"][begins], now["values"][begins], now["factor"][begins] = step, 0, 0.0
-            now["direction"][begins], now["first"][begins] = np.sign(away[begins]), away[begins]
-            now["values"][outside] += 1
-            farther = outside & (np.abs(away) > np.abs(now["factor"]))
-            now["factor"][farther] = away[farther]
-        return np.asarray(outside, dtype=bool)
+            self._go_on(step, places[outside], away[outside])
+
+    def _end(self, step: int, places: Integers) -> None:
+        for place in sorted(places.tolist()):
+            self.past.append(self._event(place, step))
+        self._now["since"][places] = -1
+        self._lasting -= len(places)
+        self.has_news |= len(places) > 0
+
+    def _go_on(self, step: int, places: Integers, away: Floats) -> None:
+        """Departures that begin or last, so many powers of ten from their levels."""
+        now = self._now[places]
+        begins = now["since"] < 0
+        self._lasting += int(begins.sum())
+        now["since"][begins], now["values"][begins], now["factor"][begins] = step, 0, 0.0
+        now["direction"][begins], now["first"][begins] = np.sign(away[begins]), away[begins]
+        now["values"] += 1
+        farther = np.abs(away) > np.abs(now["factor"])
+        now["factor"][farther] = away[farther]
+        self._now[places] = now
 
     def _event(self, place: int, until: int | None) -> Event:
         since, values, direction, factor, first = self._now[place].tolist()

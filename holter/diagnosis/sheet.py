@@ -41,6 +41,7 @@ class Sheet:
     def __init__(self, role: str) -> None:
         self._statistics = _STATISTICS.get(role, ("norm",))
         self._waiting: list[_Line] = []
+        self._taken: dict[str, int] = {}  # how many of those that wait are in the series already
         self._series: dict[str, Series] = {}
 
     def add(self, step: int, rows: LayerRows) -> None:
@@ -48,24 +49,28 @@ class Sheet:
         extras = {name: values.copy() for name, values in rows.extras.items()}
         self._waiting.append(_Line(step, rows.layers, rows.rows.values.copy(), extras))
         if len(self._waiting) >= _MOST_WAITING or len(self._waiting) * rows.rows.values.size >= _MOST_NUMBERS:
-            self._settle()
+            for name in dict.fromkeys((*self._statistics, *(name for line in self._waiting for name in line.extras))):
+                self._settle(name)
+            self._waiting, self._taken = [], {}
 
     def series(self, statistic: str) -> Series:
         """Empty where it was never measured."""
-        if self._waiting:
-            self._settle()
+        if self._taken.get(statistic, 0) < len(self._waiting):
+            self._settle(statistic)
         return self._series.get(statistic, _NONE)
 
-    def _settle(self) -> None:
-        waiting, self._waiting = self._waiting, []
-        for (layers, extras), alike in groupby(waiting, key=lambda line: (line.layers, tuple(line.extras))):
-            lines = list(alike)
-            steps = np.array([line.step for line in lines], dtype=np.int64)
-            rows = np.array([line.rows for line in lines])
-            for statistic in self._statistics:
-                self._extend(statistic, layers, steps, derive(rows, statistic))
-            for name in extras:
-                self._extend(name, layers, steps, np.array([line.extras[name] for line in lines]))
+    def _settle(self, name: str) -> None:
+        lines = self._waiting[self._taken.get(name, 0) :]
+        self._taken[name] = len(self._waiting)
+        is_derived = name in self._statistics
+        known = lines if is_derived else [line for line in lines if name in line.extras]
+        for layers, alike in groupby(known, key=lambda line: line.layers):
+            same = list(alike)
+            steps = np.array([line.step for line in same], dtype=np.int64)
+            if is_derived:
+                self._extend(name, layers, steps, derive(np.array([line.rows for line in same]), name))
+            else:
+                self._extend(name, layers, steps, np.array([line.extras[name] for line in same]))
 
     def _extend(self, name: str, layers: tuple[str, ...], steps: Integers, values: Floats) -> None:
         series = self._series.get(name)

@@ -14,7 +14,7 @@ import numpy as np
 
 from holter.diagnosis.anatomy import fan_in, hidden_matrices, output_matrix, owner
 from holter.diagnosis.causes.batches import inputs_are_large
-from holter.diagnosis.chart import Chart
+from holter.diagnosis.chart import Chart, until_news
 from holter.diagnosis.suspicion import Case, Kind, Suspicion
 from holter.series import Floats, logs, overall_median
 from holter.words import number, times
@@ -71,7 +71,7 @@ def _start(case: Case) -> _Start | None:
     rms = chart.table("weight", "rms")
     if not len(rms) or rms.opening_steps[0] > chart.first_step:
         return None
-    places = hidden_matrices(chart, rms.names)
+    places = list(hidden_matrices(chart, rms.names))
     names = [rms.names[place] for place in places]
     output = output_matrix(chart)
     if output in rms.names and chart.part(output) == "embedding":  # it makes the output too: it counts as the last
@@ -83,6 +83,7 @@ def _start(case: Case) -> _Start | None:
     return _Start(tuple(names), gains, _sizes(chart, "rms", names))
 
 
+@until_news
 def _first_look(chart: Chart, statistic: str) -> dict[str, float]:
     """Of every module, in the order in which they finished; empty where nobody looked at the first step."""
     series = chart.table("activation", statistic)
@@ -266,8 +267,11 @@ def vanishing(case: Case) -> Iterator[Suspicion]:
     places = hidden_matrices(chart, norms.names) if len(norms) >= _LAYERS and chart.depth else []
     if len(places) < _LAYERS - 1:
         return
-    first, now = _profile(norms.opening[:8, places]), _profile(norms.values[-8:, places])
-    if first is None or now is None or min(first[1], now[1]) < 0.85:
+    first = _profile(norms.opening[:8, places])
+    if first is None or first[1] < 0.85 or first[0] < 1.3:
+        return
+    now = _profile(norms.values[-8:, places])
+    if now is None or now[1] < 0.85:
         return
     drop, factor = min(first[0], now[0]), 10 ** (min(first[0], now[0]) / (len(places) - 1))
     if not (drop >= 1.3 and factor >= 1.8) and not drop >= 3:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from holter.diagnosis.chart import Chart, column
+from holter.diagnosis.chart import Chart, column, until_news
 from holter.diagnosis.suspicion import Case, Kind, Suspicion
 from holter.series import Flags, Floats, Integers, Series, overall_median, slope
 from holter.words import duration, share, size
@@ -87,8 +87,7 @@ def memory_grows(case: Case) -> Iterator[Suspicion]:
     """memory-growth: memory climbs look after look and does not settle, or the steps take longer and longer as they do
     where each goes back through all before it."""
     for name in ("machine/gpu_memory", "machine/process_memory"):
-        series = case.chart.scalar(name)
-        found = _climb(series, _LOOKS, 1 + _GROWN, 0.75) if len(series) >= _LOOKS else None
+        found = _memory_climb(case.chart, name)
         if found is not None and found.last - found.first >= _LEAST:
             yield _growth(case.chart, name, found)
             return
@@ -101,6 +100,12 @@ def memory_grows(case: Case) -> Iterator[Suspicion]:
         and not _batch_changed(case.chart, int(times.steps[0]))
     ):
         yield _slower(found)
+
+
+@until_news
+def _memory_climb(chart: Chart, name: str) -> _Climb | None:
+    series = chart.scalar(name)
+    return _climb(series, _LOOKS, 1 + _GROWN, 0.75) if len(series) >= _LOOKS else None
 
 
 class _Climb:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from holter.diagnosis.chart import Chart, column
+from holter.diagnosis.chart import Chart, column, until_news
 from holter.diagnosis.evidence import rate_of
 from holter.diagnosis.suspicion import Case, Kind, Suspicion
 from holter.series import Flags, Floats, Integers, Series, overall_median
@@ -150,9 +150,10 @@ def underflow(case: Case) -> Iterator[Suspicion]:
     beside values of the usual size.
     """
     chart = case.chart
-    zeros, tops = chart.table("gradient", "zero_share"), chart.table("gradient", "abs_max")
-    if not len(zeros) or not np.nanmax(zeros.values[-1], initial=0.0) >= _ZEROS:
+    zeros = chart.table("gradient", "zero_share")
+    if not len(zeros) or not (zeros.values[-1] >= _ZEROS).any():
         return
+    tops = chart.table("gradient", "abs_max")
     if not (tops.values[-1] * _scales(chart, zeros.steps[-1:]) < _GRID * _SMALLEST).any():
         return
     flushed = _flushed(chart, zeros, tops, 64)
@@ -245,7 +246,7 @@ def update_lost(case: Case) -> Iterator[Suspicion]:
     series = chart.table("update", "unchanged")
     if len(series) < 2:
         return
-    half = [place for place, name in enumerate(series.names) if chart.dtype(name) in ("bfloat16", "float16")]
+    half = _in_half(chart, series.names)
     if not half:
         return
     lost, sizes = _lost_share(chart, series, half)
@@ -273,6 +274,11 @@ def update_lost(case: Case) -> Iterator[Suspicion]:
         "rounding.",
         check="It worked if `unchanged` is near the share of zeros in the gradient.",
     )
+
+
+@until_news
+def _in_half(chart: Chart, names: tuple[str, ...]) -> list[int]:
+    return [place for place, name in enumerate(names) if chart.dtype(name) in ("bfloat16", "float16")]
 
 
 def _lost_share(chart: Chart, series: Series, half: list[int]) -> tuple[Floats, Floats]:

@@ -92,6 +92,8 @@ def _dead_by_gradient(case: Case) -> Suspicion | None:
     zeros = chart.table("gradient", "zero_share")
     if len(zeros) < _STEPS:
         return None
+    if not (zeros.values[-1] >= _DEAD_LASTING).any():
+        return None
     recent = zeros.values[-_STEPS:]
     flagged = np.flatnonzero((recent >= _DEAD_LASTING).all(axis=0))
     if not len(flagged):

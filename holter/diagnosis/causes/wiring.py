@@ -79,7 +79,7 @@ def _all_replaced(case: Case) -> Iterator[Suspicion]:
 
 def _gap(chart: Chart) -> _Gap | None:
     norms = chart.table("gradient", "norm")
-    if len(norms) < _GONE + _FEW:
+    if len(norms) < _GONE + _FEW or (norms.values[-1] > 0).all():
         return None
     gone = ~(norms.values[-_GONE:] > 0).any(axis=0)
     if not gone.any() or gone.all():
@@ -145,9 +145,10 @@ def _looked_at(series: Series, gap: _Gap) -> Floats | None:
 def never_learning(case: Case) -> Iterator[Suspicion]:
     """The same three causes, of layers that never had a gradient. A frozen backbone is meant to be so."""
     chart = case.chart
+    if not 2 <= case.step - chart.first_step <= 200:  # as it was from the start, it is said at the start
+        return
     wanted, norms = chart.table("weight", "requires_grad"), chart.table("gradient", "norm")
-    opening = case.step - chart.first_step
-    if not len(wanted) or not 2 <= opening <= 200:  # as it was from the start, it is said at the start
+    if not len(wanted):
         return
     held = chart.table("weight", "held")
     flags, holds = wanted.opening[0], held.opening[0] if held.names == wanted.names else np.ones(len(wanted.names))
