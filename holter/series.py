@@ -146,7 +146,7 @@ class Baseline:
 
     def __init__(self, layers: int, floor: float = 0.03) -> None:
         self._floor = floor  # a spread below this many powers of ten is rounding
-        self._levels = np.full((self.MEMORY, layers), np.nan)
+        self._levels = np.full((self.LEVEL, layers), np.nan)
         self._residuals = np.full((self.MEMORY, layers), np.nan)
         self.count = np.zeros(layers, dtype=np.int64)  # values that made it
         self._outside = np.zeros(layers, dtype=np.int64)  # in a row
@@ -157,7 +157,7 @@ class Baseline:
     def grow(self, layers: int) -> None:
         """Makes room for so many more series."""
         self._levels, self._residuals = (
-            np.concatenate([old, np.full((self.MEMORY, layers), np.nan)], axis=1)
+            np.concatenate([old, np.full((len(old), layers), np.nan)], axis=1)
             for old in (self._levels, self._residuals)
         )
         self.count, self._outside = (
@@ -188,9 +188,8 @@ class Baseline:
             places, values, away = places[admitted], values[admitted], away[admitted]
             count, is_usual = self.count[places], np.isfinite(self.level[places])
         self._outside[places] = 0
-        slots = count % self.MEMORY
-        self._levels[slots, places] = values
-        self._residuals[slots, places] = np.where(is_usual, away, 0.0)
+        self._levels[count % self.LEVEL, places] = values
+        self._residuals[count % self.MEMORY, places] = np.where(is_usual, away, 0.0)
         self.count[places] = count + 1
         self._changed[places] = True
         self._age += 1
@@ -213,12 +212,9 @@ class Baseline:
         chosen = np.flatnonzero(self._changed)
         self._changed[chosen] = False
         count = self.count[chosen]
-        newest = count - 1 - np.arange(self.LEVEL)[:, None]
-        recent = self._levels[newest % self.MEMORY, chosen]
-        self.level[chosen] = _middle(recent, np.minimum(count, self.LEVEL))
-        most = min(int(count.max(initial=0)), self.MEMORY)
-        spreads = _middle(np.abs(self._residuals[:most, chosen]), np.minimum(count, self.MEMORY))
-        self.scale[chosen] = np.maximum(1.4826 * spreads, self._floor)
+        self.level[chosen] = _middle(self._levels[:, chosen], np.minimum(count, self.LEVEL))
+        away = np.abs(self._residuals[: count.max(initial=0), chosen])
+        self.scale[chosen] = np.maximum(1.4826 * _middle(away, np.minimum(count, self.MEMORY)), self._floor)
 
     def _forget(self, chosen: Integers) -> None:
         self._levels[:, chosen] = np.nan

@@ -26,6 +26,7 @@ TABLES = (
     ("batch", "std"),
     ("batch", "abs_max"),
 )
+_LEAST = np.log10(LEAST_FACTOR)
 SCALARS = ("loss", "gradient_norm", "step_time")
 
 
@@ -120,19 +121,17 @@ class Events:
         """Which series are outside at this step."""
         sizes, level = logs(values), self._baseline.level[places]
         found = self._baseline.add(sizes, LIMIT, places)
-        with np.errstate(invalid="ignore"):
-            away = sizes - level
-            outside = (np.abs(found) > LIMIT) & (np.abs(away) > np.log10(LEAST_FACTOR))
-        outside |= np.isposinf(values) & (self._baseline.count[places] >= 1)
-        is_any = bool(outside.any())
-        self.has_news = is_any
+        outside, lost = np.abs(found) > LIMIT, values == np.inf
+        if outside.any() or lost.any():
+            with np.errstate(invalid="ignore"):
+                away = sizes - level
+                outside &= np.abs(away) > _LEAST
+            outside |= lost & (self._baseline.count[places] >= 1)
+            away[np.isnan(away)] = np.inf
+            self._go_on(step, places[outside], away[outside])
         if self._lasting:
             lasts = self._now["since"][places] >= 0
             self._end(step, places[lasts & ~outside & ~np.isnan(values)])
-        if is_any:
-            self.last_outside = step
-            away = np.where(np.isnan(away), np.inf, away)
-            self._go_on(step, places[outside], away[outside])
 
     def _end(self, step: int, places: Integers) -> None:
         for place in sorted(places.tolist()):
@@ -143,6 +142,9 @@ class Events:
 
     def _go_on(self, step: int, places: Integers, away: Floats) -> None:
         """Departures that begin or last, so many powers of ten from their levels."""
+        if not len(places):
+            return
+        self.last_outside, self.has_news = step, True
         now = self._now[places]
         begins = now["since"] < 0
         self._lasting += int(begins.sum())

@@ -37,7 +37,7 @@ def data_is_usual(case: Case, step: int, around: int = 1) -> bool:
 @until_news
 def rate_of(chart: Chart) -> tuple[Integers, Floats]:
     """The largest rate of any group, step by step."""
-    series = [one for name, one in chart.scalars("learning_rate").items() if name.split("/")[0] == "learning_rate"]
+    series = [chart.scalar(name) for name in _rates(chart)]
     if not series or not len(series[0]):
         return np.zeros(0, dtype=np.int64), np.zeros(0)
     steps, values = column(series[0])
@@ -45,6 +45,11 @@ def rate_of(chart: Chart) -> tuple[Integers, Floats]:
         if len(other) == len(values):
             values = np.fmax(values, column(other)[1])
     return steps, values
+
+
+@until_news
+def _rates(chart: Chart) -> list[str]:
+    return [name for name in chart.names if name.split("/")[0] == "learning_rate"]
 
 
 def rate_is_flat(chart: Chart, since: int, until: int, within: float = 1.3) -> bool:
@@ -86,6 +91,12 @@ def typical_now(chart: Chart, role: str, statistic: str) -> float:
     series = chart.table(role, statistic)
     chosen = matrices(chart, series)
     return known_median(series.values[-1, chosen]) if len(series) and chosen else float("nan")
+
+
+@until_news
+def most_zeros(chart: Chart) -> float:
+    """The largest share of zeros in the last gradient of any layer."""
+    return float(np.fmax.reduce(chart.now("gradient", "zero_share"), initial=0.0))
 
 
 def is_adaptive(chart: Chart) -> bool:

@@ -41,13 +41,18 @@ class Sheet:
     def __init__(self, role: str) -> None:
         self._statistics = _STATISTICS.get(role, ("norm",))
         self._waiting: list[_Line] = []
+        self._last: _Line | None = None
+        self._layers: set[str] = set()  # of all steps
         self._taken: dict[str, int] = {}  # how many of those that wait are in the series already
         self._series: dict[str, Series] = {}
 
     def add(self, step: int, rows: LayerRows) -> None:
         # Copies: these arrays may be views of tensors, which nobody should keep alive.
         extras = {name: values.copy() for name, values in rows.extras.items()}
-        self._waiting.append(_Line(step, rows.layers, rows.rows.values.copy(), extras))
+        if self._last is None or self._last.layers is not rows.layers:
+            self._layers.update(rows.layers)
+        self._last = _Line(step, rows.layers, rows.rows.values.copy(), extras)
+        self._waiting.append(self._last)
         if len(self._waiting) >= _MOST_WAITING or len(self._waiting) * rows.rows.values.size >= _MOST_NUMBERS:
             for name in dict.fromkeys((*self._statistics, *(name for line in self._waiting for name in line.extras))):
                 self._settle(name)
@@ -58,6 +63,14 @@ class Sheet:
         if self._taken.get(statistic, 0) < len(self._waiting):
             self._settle(statistic)
         return self._series.get(statistic, _NONE)
+
+    def last(self, statistic: str) -> Floats:
+        """Derived of the last step, with NaN for each layer that it did not have: a quick look, in no order."""
+        if self._last is None:
+            return np.zeros(0)
+        missing = len(self._layers) - len(self._last.layers)
+        found = derive(self._last.rows, statistic)
+        return np.append(found, np.full(missing, np.nan)) if missing else found
 
     def _settle(self, name: str) -> None:
         lines = self._waiting[self._taken.get(name, 0) :]

@@ -7,7 +7,7 @@ whatever its size (1 for Xavier, 1.4 for Kaiming, 0.6 as torch does it, 0.02 x s
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +16,7 @@ from holter.diagnosis.anatomy import fan_in, hidden_matrices, output_matrix, own
 from holter.diagnosis.causes.batches import inputs_are_large
 from holter.diagnosis.chart import Chart, until_news
 from holter.diagnosis.suspicion import Case, Kind, Suspicion
-from holter.series import Floats, logs, overall_median
+from holter.series import Floats, logs, median, overall_median
 from holter.words import number, times
 
 _ASKED = (2, 5, 10, 20, 35)  # steps after the first at which the start is judged: it does not change any more
@@ -202,19 +202,21 @@ def symmetric(case: Case) -> Iterator[Suspicion]:
     if not len(rms) or rms.opening_steps[0] > chart.first_step or std.names != rms.names:
         return
     places = [place for place in hidden_matrices(chart, rms.names) if _has_units(chart, rms.names[place])]
+    sizes, spreads = rms.opening[0].tolist(), std.opening[0].tolist()
     for place in places:
-        name, size = rms.names[place], float(rms.opening[0, place])
-        if size > 0 and std.opening[0, place] <= 1e-3 * size:
+        name, size = rms.names[place], sizes[place]
+        if size > 0 and spreads[place] <= 1e-3 * size:
             yield _same(chart, name, 0.95, {"weight": size, "spread": 0.0}, f"every weight is {number(size)}")
             return
+    ranks, counts = _first_look(chart, "rank"), _first_look(chart, "count")
     for place in places:
         name = rms.names[place]
-        rank = _rank_of(chart, name)
+        rank = _rank_of(chart, name, ranks, counts)
         # One column that is far larger than all others makes a rank of one too.
         if rank is not None and 0.5 < rank <= _ALIKE and not inputs_are_large(chart):
             yield _same(chart, name, 0.85, {"rank": rank}, "its units all put out the same")
             return
-        if rms.opening[0, place] == 0 and _never_moves(case, name):
+        if sizes[place] == 0 and _never_moves(case, name):
             yield _same(chart, name, 0.8, {"weight": 0.0}, "all its weights are 0, and no gradient changes that")
             return
 
@@ -224,9 +226,9 @@ def _has_units(chart: Chart, name: str) -> bool:
     return (not kind or any(word in kind for word in _PASSES)) and shape[0] >= 3 and fan_in(chart, name) > 1
 
 
-def _rank_of(chart: Chart, name: str) -> float | None:
+def _rank_of(chart: Chart, name: str, ranks: Mapping[str, float], counts: Mapping[str, float]) -> float | None:
     """Of what the module put out at the first step, if there were enough examples to tell."""
-    rank, count = _first_look(chart, "rank").get(owner(name)), _first_look(chart, "count").get(owner(name))
+    rank, count = ranks.get(owner(name)), counts.get(owner(name))
     return None if rank is None or count is None or count / chart.shape(name)[0] < 4 else rank
 
 
@@ -301,7 +303,7 @@ def _profile(norms: Floats) -> tuple[float, float] | None:
     known = (norms > 0).all(axis=1)
     if known.sum() < 3:
         return None
-    sizes = logs(np.median(norms[known], axis=0))
+    sizes = logs(median(norms[known]))
     places = np.arange(len(sizes)) - (len(sizes) - 1) / 2
     slope = float(places @ (sizes - sizes.mean()) / (places @ places))
     spread = float(np.std(sizes) * np.std(places))

@@ -101,12 +101,14 @@ def _climbs(chart: Chart) -> Iterator[_Climb]:
         name, values = norms.names[place], logs(norms.values[:, place])
         if not np.isfinite(values).all():
             continue
+        gain = float(norms.values[-1, place]) * (fan_in(chart, name) / elements(chart, [name])) ** 0.5
         start, since = _foot(norms.steps, values)
+        climbed = float(values[-1] - values[start])
+        if not gain > _AMPLIFIES or not climbed > np.log10(_CLIMBED):
+            continue
         grown = logs(norms.values[-1, places]) - logs(norms.values[start, places])
         usual = overall_median(np.abs(grown[np.isfinite(grown)])) if len(places) > 2 else 0.0
-        climbed = float(values[-1] - values[start])
-        gain = float(norms.values[-1, place]) * (fan_in(chart, name) / elements(chart, [name])) ** 0.5
-        if climbed > max(np.log10(_CLIMBED), 3 * usual) and gain > _AMPLIFIES:
+        if climbed > 3 * usual:
             yield _Climb(name, since, int(norms.steps[start + 1]), 10**climbed, gain, 10**usual)
 
 

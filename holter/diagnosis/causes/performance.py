@@ -120,6 +120,8 @@ def _climb(series: Series, least: int, times: float, even: float) -> _Climb | No
     steps, values = column(series)
     late = values[-least:]
     half = least // 2
+    if not overall_median(values[-3:]) > times * values.min():
+        return None
     if not late[half:].mean() > 1.02 * late[:half].mean() or not np.isfinite(values).all():
         return None
     parts = np.array([overall_median(part) for part in np.array_split(late, 4)])

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from holter.diagnosis.chart import Chart, column, until_news
-from holter.diagnosis.evidence import rate_of
+from holter.diagnosis.evidence import most_zeros, rate_of
 from holter.diagnosis.suspicion import Case, Kind, Suspicion
 from holter.series import Flags, Floats, Integers, Series, overall_median
 from holter.words import number, share
@@ -150,10 +150,9 @@ def underflow(case: Case) -> Iterator[Suspicion]:
     beside values of the usual size.
     """
     chart = case.chart
-    zeros = chart.table("gradient", "zero_share")
-    if not len(zeros) or not (zeros.values[-1] >= _ZEROS).any():
+    if most_zeros(chart) < _ZEROS:
         return
-    tops = chart.table("gradient", "abs_max")
+    zeros, tops = chart.table("gradient", "zero_share"), chart.table("gradient", "abs_max")
     if not (tops.values[-1] * _scales(chart, zeros.steps[-1:]) < _GRID * _SMALLEST).any():
         return
     flushed = _flushed(chart, zeros, tops, 64)

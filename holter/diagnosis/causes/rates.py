@@ -23,7 +23,8 @@ _OPENING = 60  # steps in which a rate that is wrong from the start shows
 def jump(case: Case) -> Iterator[Suspicion]:
     """lr-jump: a rate that rose at once, above all before it, and harm right after."""
     steps, rates = rate_of(case.chart)
-    if len(rates) < 6 or not rates.min() > 0 or rates.max() < 2 * rates.min():
+    lowest = rates.min(initial=np.inf)
+    if len(rates) < 6 or not lowest > 0 or rates.max() < 2 * lowest:
         return
     ratios, peaks = rates[1:] / rates[:-1], column(case.chart.peaks)[1]
     if len(peaks) != len(rates):

@@ -45,7 +45,7 @@ def meaningless(case: Case) -> Iterator[Suspicion]:
     if not overall_median(losses) > _NEAR * guess or not np.isfinite(losses).all():
         return
     steps, values = series.steps[-_WINDOW:], series.values[-_WINDOW:, 0]
-    if np.isfinite(values).all():
+    if values.min() < _LEARNT * guess and np.isfinite(values).all():
         yield from _thrown_back(case, steps, values, guess)
     yield from _never_learnt(case, guess)
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from holter.diagnosis.anatomy import began, is_upstream, output_matrix, owner
 from holter.diagnosis.chart import Chart, last_of
-from holter.diagnosis.evidence import matrices
+from holter.diagnosis.evidence import matrices, most_zeros
 from holter.diagnosis.suspicion import Case, Kind, Suspicion
 from holter.series import Flags, Floats, Series, logs, median, overall_median
 from holter.words import number, share
@@ -89,10 +89,10 @@ def _zero_on_purpose(chart: Chart, dead: Series, step: int) -> set[str]:
 def _dead_by_gradient(case: Case) -> Suspicion | None:
     """A unit that is zero for the whole batch gives its bias no gradient; seen at every step."""
     chart = case.chart
+    if most_zeros(chart) < _DEAD_LASTING:
+        return None
     zeros = chart.table("gradient", "zero_share")
     if len(zeros) < _STEPS:
-        return None
-    if not (zeros.values[-1] >= _DEAD_LASTING).any():
         return None
     recent = zeros.values[-_STEPS:]
     flagged = np.flatnonzero((recent >= _DEAD_LASTING).all(axis=0))

@@ -69,8 +69,11 @@ def lost_gradient(case: Case) -> Iterator[Suspicion]:
 
 def _all_replaced(case: Case) -> Iterator[Suspicion]:
     """No gradient is measured any more, since the optimizer holds nothing of the model."""
-    norms, held = case.chart.table("gradient", "norm"), case.chart.table("weight", "held")
-    if len(norms) and len(held) and norms.steps[-1] < held.steps[-1] and not held.values[-1].any():
+    held = case.chart.table("weight", "held")
+    if not len(held) or held.values[-1].any():
+        return
+    norms = case.chart.table("gradient", "norm")
+    if len(norms) and norms.steps[-1] < held.steps[-1]:
         wanted = case.chart.table("weight", "requires_grad").values[-1]
         layers = [name for name, wants in zip(held.names, wanted.tolist(), strict=True) if wants]
         if layers:
@@ -78,8 +81,10 @@ def _all_replaced(case: Case) -> Iterator[Suspicion]:
 
 
 def _gap(chart: Chart) -> _Gap | None:
+    if (chart.now("gradient", "norm") > 0).all():
+        return None
     norms = chart.table("gradient", "norm")
-    if len(norms) < _GONE + _FEW or (norms.values[-1] > 0).all():
+    if len(norms) < _GONE + _FEW:
         return None
     gone = ~(norms.values[-_GONE:] > 0).any(axis=0)
     if not gone.any() or gone.all():
