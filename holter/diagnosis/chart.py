@@ -6,7 +6,8 @@ It keeps the opening and the recent past of every series, so that a step costs t
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial, wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
@@ -155,6 +156,12 @@ class Chart:
         self.reads.add(name)
         return self._scalars.get(name, _NONE)
 
+    def latest(self, name: str) -> float:
+        """The last value of one column; NaN where there is none."""
+        self.reads.add(name)
+        series = self._scalars.get(name)
+        return float(series.values[-1, 0]) if series is not None else math.nan
+
     def opening(self, name: str) -> tuple[Integers, Floats]:
         """Steps and values with which a column began: once they are all there, nothing of it is news any more."""
         series = self._scalars.get(name, _NONE)
@@ -178,11 +185,25 @@ class Chart:
         sheet = self._sheets.get(role)
         return sheet.series(statistic) if sheet is not None else _EMPTY
 
+    def first(self, role: str, statistic: str, most: int) -> tuple[tuple[str, ...], Floats]:
+        """Layers, and the first so many rows: once they are all there, nothing of them is news any more."""
+        sheet = self._sheets.get(role)
+        series = sheet.series(statistic) if sheet is not None else _EMPTY
+        if series.seen < most:
+            self.reads.add(role)
+        return series.names, series.opening[:most]
+
     def now(self, role: str, statistic: str) -> Floats:
         """Of the last step with such rows: a quick look at whether any layer is out of the ordinary, in no order."""
         self.reads.add(role)
         sheet = self._sheets.get(role)
         return sheet.last(statistic) if sheet is not None else np.zeros(0)
+
+    def layers(self, role: str) -> Collection[str]:
+        """All that such rows were measured of, in no order."""
+        self.reads.add(role)
+        sheet = self._sheets.get(role)
+        return sheet.layers if sheet is not None else ()
 
     def has(self, role: str) -> bool:
         return role in self.roles_since

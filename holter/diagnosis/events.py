@@ -81,6 +81,8 @@ class Events:
         places, values = (np.concatenate(parts) for parts in zip(*measured, strict=True))
         values[: len(scalars)][np.isnan(values[: len(scalars)])] = np.inf
         self.has_news = False
+        if len(self._now) < len(self._names):
+            self._make_room()
         self._judge(moment.step, places, values)
         if moment.step % 64 == 0 and self.past:
             kept = [event for event in self.past if event.since >= moment.step - KEPT]
@@ -111,11 +113,13 @@ class Events:
                     self._by_place.append(key)
             known = np.array([self._names[key] for key in keys], dtype=np.int64)
             self._places_of[name] = layers, known
-            more = np.zeros(len(self._names) - len(self._now), dtype=_DEPARTURE)
-            more["since"] = -1
-            self._now = np.concatenate([self._now, more])
-            self._baseline.grow(len(more))
         return known
+
+    def _make_room(self) -> None:
+        more = np.zeros(len(self._names) - len(self._now), dtype=_DEPARTURE)
+        more["since"] = -1
+        self._now = np.concatenate([self._now, more])
+        self._baseline.grow(len(more))
 
     def _judge(self, step: int, places: Integers, values: Floats) -> None:
         """Which series are outside at this step."""

@@ -42,7 +42,7 @@ class Sheet:
         self._statistics = _STATISTICS.get(role, ("norm",))
         self._waiting: list[_Line] = []
         self._last: _Line | None = None
-        self._layers: set[str] = set()  # of all steps
+        self.layers: set[str] = set()  # of all steps
         self._taken: dict[str, int] = {}  # how many of those that wait are in the series already
         self._series: dict[str, Series] = {}
 
@@ -50,7 +50,7 @@ class Sheet:
         # Copies: these arrays may be views of tensors, which nobody should keep alive.
         extras = {name: values.copy() for name, values in rows.extras.items()}
         if self._last is None or self._last.layers is not rows.layers:
-            self._layers.update(rows.layers)
+            self.layers.update(rows.layers)
         self._last = _Line(step, rows.layers, rows.rows.values.copy(), extras)
         self._waiting.append(self._last)
         if len(self._waiting) >= _MOST_WAITING or len(self._waiting) * rows.rows.values.size >= _MOST_NUMBERS:
@@ -68,7 +68,7 @@ class Sheet:
         """Derived of the last step, with NaN for each layer that it did not have: a quick look, in no order."""
         if self._last is None:
             return np.zeros(0)
-        missing = len(self._layers) - len(self._last.layers)
+        missing = len(self.layers) - len(self._last.layers)
         found = derive(self._last.rows, statistic)
         return np.append(found, np.full(missing, np.nan)) if missing else found
 

@@ -45,7 +45,7 @@ class _Start:
 
 def initialisation(case: Case) -> Iterator[Suspicion]:
     """init-too-large and init-too-small: by the gains of the weights, and by what they do to the signal."""
-    start = _start(case)
+    start = _start(case.chart) if _is_asked(case) else None
     if start is None:
         return
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -64,10 +64,12 @@ def initialisation(case: Case) -> Iterator[Suspicion]:
         yield from _too_small(case.chart, start, small.tolist())
 
 
-def _start(case: Case) -> _Start | None:
-    chart = case.chart
-    if case.step - chart.first_step not in _ASKED or chart.first_step > 0:
-        return None
+def _is_asked(case: Case) -> bool:
+    return case.chart.first_step <= 0 and case.step - case.chart.first_step in _ASKED
+
+
+@until_news
+def _start(chart: Chart) -> _Start | None:
     rms = chart.table("weight", "rms")
     if not len(rms) or rms.opening_steps[0] > chart.first_step:
         return None
@@ -195,13 +197,13 @@ def _before_output(chart: Chart, rows: list[str]) -> str | None:
 
 def symmetric(case: Case) -> Iterator[Suspicion]:
     """init-symmetric: rows of a weight that are identical get identical gradients, and stay so."""
-    chart = case.chart
-    if case.step - chart.first_step not in _ASKED or chart.first_step > 0:
+    if not _is_asked(case):
         return
+    chart = case.chart
     rms, std = chart.table("weight", "rms"), chart.table("weight", "std")
     if not len(rms) or rms.opening_steps[0] > chart.first_step or std.names != rms.names:
         return
-    places = [place for place in hidden_matrices(chart, rms.names) if _has_units(chart, rms.names[place])]
+    places = _with_units(chart, rms.names)
     sizes, spreads = rms.opening[0].tolist(), std.opening[0].tolist()
     for place in places:
         name, size = rms.names[place], sizes[place]
@@ -219,6 +221,11 @@ def symmetric(case: Case) -> Iterator[Suspicion]:
         if sizes[place] == 0 and _never_moves(case, name):
             yield _same(chart, name, 0.8, {"weight": 0.0}, "all its weights are 0, and no gradient changes that")
             return
+
+
+@until_news
+def _with_units(chart: Chart, names: tuple[str, ...]) -> list[int]:
+    return [place for place in hidden_matrices(chart, names) if _has_units(chart, names[place])]
 
 
 def _has_units(chart: Chart, name: str) -> bool:
@@ -265,13 +272,11 @@ def vanishing(case: Case) -> Iterator[Suspicion]:
     chart = case.chart
     if not 5 <= (case.step - chart.first_step) % 50 < 16:  # it changes slowly, and must be seen twice in a row
         return
-    norms = chart.table("gradient", "norm")
-    places = hidden_matrices(chart, norms.names) if len(norms) >= _LAYERS and chart.depth else []
-    if len(places) < _LAYERS - 1:
-        return
-    first = _profile(norms.opening[:8, places])
+    first = _first_profile(chart)
     if first is None or first[1] < 0.85 or first[0] < 1.3:
         return
+    norms = chart.table("gradient", "norm")
+    places = hidden_matrices(chart, norms.names)
     now = _profile(norms.values[-8:, places])
     if now is None or now[1] < 0.85:
         return
@@ -296,6 +301,13 @@ def vanishing(case: Case) -> Iterator[Suspicion]:
         f"place, put a LayerNorm between the layers, or add a skip around every two of them.",
         "It worked if the norms of the first and of the last hidden layer are within a factor of ten.",
     )
+
+
+@until_news
+def _first_profile(chart: Chart) -> tuple[float, float] | None:
+    names, norms = chart.first("gradient", "norm", 8)
+    places = hidden_matrices(chart, names) if len(norms) >= _LAYERS and chart.depth else []
+    return _profile(norms[:, places]) if len(places) >= _LAYERS - 1 else None
 
 
 def _profile(norms: Floats) -> tuple[float, float] | None:

@@ -43,6 +43,8 @@ def _is_beyond(series: Series, least: float) -> bool:
 
 def _lost_since(case: Case, name: str) -> int | None:
     """Since when the last values have not been finite; a scaler that skips one step is not meant."""
+    if np.isfinite(case.chart.latest(name)):
+        return None
     series = case.chart.scalar(name)
     if name != "loss" and len(case.chart.scalar("loss_scale")):
         return None

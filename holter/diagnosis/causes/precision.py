@@ -116,8 +116,10 @@ def _near_the_limit(chart: Chart, since: int) -> tuple[str | None, float]:
 def _without_scaler(case: Case) -> Iterator[Suspicion]:
     """A loss that is not finite after a layer came near the limit of float16."""
     chart = case.chart
+    if np.isfinite(chart.latest("loss")):
+        return
     near, losses = chart.table("activation", "near_overflow"), chart.scalar("loss")
-    if not len(near) or not len(losses) or np.isfinite(losses.values[-1, 0]):
+    if not len(near) or not len(losses):
         return
     bad = np.flatnonzero(~np.isfinite(losses.values[:, 0]))
     since = int(losses.steps[bad[0]])

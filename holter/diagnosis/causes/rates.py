@@ -59,9 +59,9 @@ def jump(case: Case) -> Iterator[Suspicion]:
 def too_high(case: Case) -> Iterator[Suspicion]:
     """lr-too-high: updates of the size of the weights from the first steps, and a loss that does not come down."""
     chart = case.chart
-    steps, typical = _first_ratios(chart)
-    if not (typical > 0.1).any() or chart.resumed:
+    if not _are_large(chart) or chart.resumed:
         return
+    steps, typical = _first_ratios(chart)
     largest = float(np.max(typical[steps < _opening_ends(chart)], initial=0.0))
     bad = _does_not_come_down(case)
     if bad is None and largest > 1:
@@ -89,6 +89,13 @@ def too_high(case: Case) -> Iterator[Suspicion]:
 
 
 @until_news
+def _are_large(chart: Chart) -> bool:
+    """Whether any of the first updates changed half of the matrices by a tenth of their size or more."""
+    ratios = chart.table("update", "ratio")
+    sizes = ratios.opening[:, matrices(chart, ratios)]
+    return bool(((sizes > 0.1).sum(axis=1) >= np.maximum((sizes <= 0.1).sum(axis=1), 1)).any())
+
+
 def _first_ratios(chart: Chart) -> tuple[Integers, Floats]:
     """By how much of its size each of the first updates changed a typical matrix."""
     ratios = chart.table("update", "ratio")
@@ -238,7 +245,9 @@ def no_warmup(case: Case) -> Iterator[Suspicion]:
     """warmup-missing: a spike while the second moment is young, from which the training recovers at the same rate."""
     chart = case.chart
     (_, losses), (_, rates) = chart.opening("loss"), chart.opening("learning_rate")
-    if not is_adaptive(chart) or chart.resumed or len(losses) < 25 or not np.isfinite(losses).all():
+    if not is_adaptive(chart) or chart.resumed or len(losses) < 25 or losses[1:22].max() < 1.25 * losses[0]:
+        return
+    if not np.isfinite(losses).all():
         return
     if len(rates) < 10 or rates[0] < 0.5 * np.nanmax(rates) or losses[0] <= 0:
         return

@@ -17,7 +17,7 @@ from holter.diagnosis.anatomy import (
     last_in_depth,
     owner,
 )
-from holter.diagnosis.chart import Chart
+from holter.diagnosis.chart import Chart, until_news
 from holter.diagnosis.evidence import is_adaptive
 from holter.diagnosis.suspicion import Case, Kind, Suspicion
 from holter.series import Flags, Floats, Series, median
@@ -152,26 +152,36 @@ def never_learning(case: Case) -> Iterator[Suspicion]:
     chart = case.chart
     if not 2 <= case.step - chart.first_step <= 200:  # as it was from the start, it is said at the start
         return
-    wanted, norms = chart.table("weight", "requires_grad"), chart.table("gradient", "norm")
-    if not len(wanted):
+    wanted, flags, holds = _at_first(chart)
+    if flags.all() and holds.all() and len(chart.layers("gradient")) >= len(wanted):
         return
-    held = chart.table("weight", "held")
-    flags, holds = wanted.opening[0], held.opening[0] if held.names == wanted.names else np.ones(len(wanted.names))
-    if flags.all() and holds.all() and len(norms.names) >= len(wanted.names):
-        return
+    norms = chart.table("gradient", "norm")
     at = {name: place for place, name in enumerate(norms.names)}
-    had = [bool((norms.opening[:, at[name]] > 0).any()) if name in at else False for name in wanted.names]
-    alone = [name for name, known in zip(wanted.names, had, strict=True) if not known and _is_selected(chart, name)]
+    had = [bool((norms.opening[:, at[name]] > 0).any()) if name in at else False for name in wanted]
+    alone = [name for name, known in zip(wanted, had, strict=True) if not known and _is_selected(chart, name)]
     groups: dict[str, list[str]] = {"frozen": [], "not held": [], "detached": []}
-    standing = dict(zip(wanted.names, zip(flags.tolist(), holds.tolist(), strict=True), strict=True))
+    standing = dict(zip(wanted, zip(flags.tolist(), holds.tolist(), strict=True), strict=True))
     for name in alone:
         requires, is_held = standing[name]
         groups["frozen" if not requires else "not held" if not is_held else "detached"].append(name)
-    learning = [name for name, known in zip(wanted.names, had, strict=True) if known]
+    learning = [name for name, known in zip(wanted, had, strict=True) if known]
     yield from _forgotten(chart, groups["frozen"], learning)
     yield from _unheld(chart, groups["not held"], learning)
     if len(norms) >= _GONE:
         yield from _cut_off(chart, [name for name in groups["detached"] if name not in at], learning)
+
+
+@until_news
+def _at_first(chart: Chart) -> tuple[tuple[str, ...], Floats, Floats]:
+    """The weights that were looked at first, whether each wants a gradient, and whether an optimizer holds it."""
+    wanted, held = chart.table("weight", "requires_grad"), chart.table("weight", "held")
+    if not len(wanted):
+        return (), np.ones(0), np.ones(0)
+    return (
+        wanted.names,
+        wanted.opening[0],
+        held.opening[0] if held.names == wanted.names else np.ones(len(wanted.names)),
+    )
 
 
 def _is_selected(chart: Chart, name: str) -> bool:
