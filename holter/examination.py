@@ -22,12 +22,13 @@ from holter.diagnosis.thresholds import Thresholds
 from holter.record import Record, size_of
 from holter.stopping import Patience, is_severe
 
-ADVANCE_SECONDS = 1.0
+ADVANCE_SECONDS = 0.25  # some 1,500 steps: with steps of 100 ms nearly nothing of it is needed
 _LATE = 64  # records that wait, from which on the rules are asked less often
 MOST_RECORDS = 2048  # a step has two, where its loss is logged after it
 MOST_BYTES = 16 << 20
 # Between two looks at what has come: to be woken for every record would cost more than it is worth.
 _PACE_SECONDS = 0.25
+_WORK_SECONDS = 2e-4  # before a breath, which costs a tenth of that
 _BREATH_SECONDS = 5e-5
 _LONGEST_BREATH = 0.02
 _GENTLE = 10  # times as long as it has worked the thread rests, where
@@ -66,6 +67,7 @@ class Examination:
         self._known: tuple[Finding, ...] = ()  # replaced as a whole, so that any thread may read it
         self._earlier: tuple[Finding, ...] = ()  # of doctors before this one
         self._told: set[tuple[object, ...]] = set()
+        self._published: tuple[tuple[Finding, ...], int] | None = None  # found by this doctor, and records forgotten
         self._forgotten = 0  # records
         self._lost_its_place = False  # what came before the next record was forgotten
         self._hurries = 0  # how many wait for the diagnosis
@@ -157,7 +159,10 @@ class Examination:
         forward is being launched makes that longer: a few milliseconds in a row are a device that stands idle.
         """
         now = time.thread_time()
-        worked, self._rested_at = now - self._rested_at, now
+        worked = now - self._rested_at
+        if worked < _WORK_SECONDS:
+            return
+        self._rested_at = now
         if not self._hurries:
             gentle = min(_GENTLE * worked, _LONGEST_BREATH) if len(self._background) <= _FEW else 0.0
             time.sleep(max(_BREATH_SECONDS, gentle))
@@ -184,6 +189,7 @@ class Examination:
             # What began after the checkpoint went with that line of training.
             stay = (one for one in self._known if not is_back or one.since < record.step)
             self._earlier, self._doctor, self._is_new = tuple(stay), self._new_doctor(), True
+            self._published = None
         assert self._doctor is not None
         self._doctor.is_late = not self._hurries and len(self._background) > _LATE
         if self._is_new and not record.late:
@@ -202,6 +208,9 @@ class Examination:
 
     def _publish(self) -> None:
         found = self._doctor.findings if self._doctor is not None else ()
+        if self._published is not None and self._published[0] is found and self._published[1] == self._forgotten:
+            return
+        self._published = found, self._forgotten
         # A trouble that goes on is found again by a doctor that begins anew.
         known = {(one.cause, one.layer, one.severity) for one in self._earlier if one.until is None}
         new = tuple(one for one in found if (one.cause, one.layer, one.severity) not in known)

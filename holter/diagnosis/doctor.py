@@ -41,11 +41,8 @@ class Doctor:
         self.is_late = False  # whether more wait than it can keep up with
         self.breathe: Callable[[], None] | None = None  # between two rules, where others wait for the interpreter
         self._failed: list[Finding] = []
-
-    @property
-    def findings(self) -> tuple[Finding, ...]:
-        """One an incident, as it is known by now, in the order in which they became known."""
-        return (*self._incidents.findings, *self._failed)
+        # One an incident, as it is known by now, in the order in which they became known.
+        self.findings: tuple[Finding, ...] = ()
 
     def take(self, record: Record) -> None:
         for moment in self._moments.add(record):
@@ -101,6 +98,7 @@ class Doctor:
                 self._looked_at[rule] = reads
             suspicions.extend(said)
         self._incidents.add(suspicions, self.chart.step)
+        self.findings = (*self._incidents.findings, *self._failed)
 
 
 def diagnose(records: Iterable[Record], info: Mapping[str, Any]) -> tuple[Finding, ...]:
