@@ -197,6 +197,32 @@ class Baseline:
             self._find()
         return found
 
+    def extend(self, values: Floats, limit: float, places: Integers) -> bool:
+        """The same for several steps [k, places] of grown series, all at once, if nothing of them is outside: says
+        whether that is so, and else takes in nothing. There may be as many as there is `room` for."""
+        count, away = self.count[places], values - self.level[places]
+        if not (np.abs(away) <= limit * self.scale[places]).all():
+            return False
+        counts = count + np.arange(len(values))[:, None]
+        self._levels[counts % self.LEVEL, places] = values
+        self._residuals[counts % self.MEMORY, places] = away
+        self._outside[places] = 0
+        self.count[places] = count + len(values)
+        self._changed[places] = True
+        self._age += len(values)
+        if self._age >= self._EVERY:
+            self._find()
+        return True
+
+    @property
+    def room(self) -> int:
+        """Steps after which the usual is found anew."""
+        return self._EVERY - self._age
+
+    def is_grown(self, places: Integers) -> bool:
+        """Whether enough is known of all these."""
+        return bool((self.count[places] >= 3 * self.LEAST).all())
+
     def _settled(self, values: Floats, outside: Flags, places: Integers) -> Flags:
         """Which finite values have been outside for so long that their level is the usual one."""
         self._outside[places] = np.where(np.isnan(values), self._outside[places], self._outside[places] + 1)

@@ -70,6 +70,8 @@ def until_news(
 
     @wraps(question)
     def answer(chart: Chart, /, *words: Words.args, **named: Words.kwargs) -> Answer:
+        if chart.has_news:
+            chart.hear()
         key = question, words, *named.items()
         if key not in chart.answers:
             chart.answers[key] = chart.reads_of(partial(question, chart, *words, **named))
@@ -94,6 +96,7 @@ class Chart:
         self.answers: dict[object, tuple[object, set[str]]] = {}  # of `until_news`, and what each was taken from
         # By the names of scalars and roles: what has come since the rules were asked, and what a rule has looked at.
         self.news: set[str] = set()
+        self._unheard: set[str] = set()  # by the answers that are kept
         self.reads: set[str] = set()
         self.peak_rate = 0.0  # the largest of all steps: series are short
         self.peaks = Series(("peak_rate",))  # what it was before each step
@@ -133,11 +136,16 @@ class Chart:
             self.depth = {str(name): place for place, name in enumerate(names)}
             self.parameters = self.in_depth(self._layers)
             new.add(COURSE)
-        self.tell(new)
-
-    def tell(self, new: set[str]) -> None:
-        """That there is news of these."""
         self.news |= new
+        self._unheard |= new
+
+    @property
+    def has_news(self) -> bool:
+        return bool(self._unheard)
+
+    def hear(self) -> None:
+        """Forgets the answers to which there is news."""
+        new, self._unheard = self._unheard, set()
         for key in [key for key, (_, reads) in self.answers.items() if not reads.isdisjoint(new)]:
             del self.answers[key]
 

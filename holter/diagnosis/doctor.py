@@ -57,8 +57,6 @@ class Doctor:
     def _examine(self, moment: Any) -> None:
         self.chart.add(moment)
         self.events.add(moment)
-        if self.events.has_news:
-            self.chart.tell({EVENTS})
         step = moment.step
         self._stock = min(self._stock + _EARNED, _STOCK)
         age, waited = step - self.chart.first_step, step - self._asked_at
@@ -80,7 +78,10 @@ class Doctor:
         if self._asked_at == self.chart.step or self.chart.step < 0:
             return
         self._asked_at = self.chart.step
+        self.events.settle()
         news, self.chart.news = self.chart.news, set()
+        if self.events.has_news():
+            news.add(EVENTS)
         suspicions: list[Suspicion] = []
         for rule in tuple(self._rules):
             if rule in self._looked_at and self._looked_at[rule].isdisjoint(news):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from holter.diagnosis.chart import Moment
+from holter.record import LayerRows
 from holter.series import Baseline, Floats, Integers, logs
 from holter.statistics.rows import STATISTICS
 
@@ -65,38 +68,86 @@ class Events:
         self._sorted: list[Event] | None = None
         self.past: list[Event] = []
         self.last_outside = -1  # the last step at which any series was outside
-        self.has_news = False  # whether any event began, went on, ended or was forgotten at the last step
+        self._news = False
+        # Steps that wait, all with the same series; those, and how many may wait.
+        self._waiting: list[tuple[int, Floats]] = []
+        self._at, self._room = np.zeros(0, dtype=np.int64), 1
+        self._parts, self._joined = [self._at], self._at
+        self._bands: list[tuple[float, float]] | None = None  # of the scalars among them
 
     def add(self, moment: Moment) -> None:
-        """All at once: numpy takes as long for one series as for a thousand."""
+        """Calm steps wait for a few others, as numpy takes as long for one as for many; a scalar that leaves its band
+        is known at once, and with it all that happened."""
         scalars = {name: moment.scalars[name] for name in SCALARS if name in moment.scalars}
         if scalars.get("loss", 1.0) <= 0:
             del scalars["loss"]  # on a log scale it has no size, and one that crosses zero has not grown
-        measured = [(self._places("", tuple(scalars)), np.array(list(scalars.values())))]
-        for role, statistic in TABLES:
-            rows = moment.rows.get(role)
-            if rows is not None and (statistic in rows.extras or statistic in STATISTICS):
-                found = rows.extras[statistic] if statistic in rows.extras else rows.rows.derive(statistic)
-                measured.append((self._places(f"{role}/{statistic}", rows.layers), found))
-        places, values = (np.concatenate(parts) for parts in zip(*measured, strict=True))
-        values[: len(scalars)][np.isnan(values[: len(scalars)])] = np.inf
-        self.has_news = False
-        if len(self._now) < len(self._names):
-            self._make_room()
-        self._judge(moment.step, places, values)
+        places, values = self._measured(scalars, moment.rows)
+        if places is not self._at:
+            self.settle()
+            self._at = places
+        self._waiting.append((moment.step, values))
+        if len(self._waiting) >= self._room or not self._are_inside(scalars):
+            self.settle()
         if moment.step % 64 == 0 and self.past:
             kept = [event for event in self.past if event.since >= moment.step - KEPT]
-            self.has_news |= len(kept) < len(self.past)
+            self._has_changed(len(kept) < len(self.past))
             self.past = kept
-        if self.has_news:
-            self._sorted = None
+
+    def settle(self) -> None:
+        """Judges the steps that wait."""
+        waiting, self._waiting = self._waiting, []
+        if len(self._now) < len(self._names):
+            self._make_room()
+        is_calm = len(waiting) > 1 and self._baseline.extend(
+            logs(np.array([values for _, values in waiting])), LIMIT, self._at
+        )
+        if not is_calm:
+            for step, values in waiting:
+                self._judge(step, self._at, values)
+        may_wait = not self._lasting and self._baseline.is_grown(self._at)
+        self._room = self._baseline.room if may_wait else 1
+        self._bands = None
+
+    def _are_inside(self, scalars: Mapping[str, float]) -> bool:
+        """In plain python, which is quicker for a few."""
+        if self._bands is None:
+            chosen = self._at[: len(scalars)]
+            level, most = self._baseline.level[chosen], LIMIT * self._baseline.scale[chosen]
+            self._bands = [(10.0**low, 10.0**high) for low, high in zip(level - most, level + most, strict=True)]
+        return all(low < value < high for value, (low, high) in zip(scalars.values(), self._bands, strict=True))
+
+    def _measured(self, scalars: Mapping[str, float], rows: Mapping[str, LayerRows]) -> tuple[Integers, Floats]:
+        """Where the series of this step stand, and their values."""
+        told = [np.inf if math.isnan(value) else value for value in scalars.values()]
+        places, values = [self._places("", tuple(scalars))], [np.array(told)]
+        for role, statistic in TABLES:
+            found = rows.get(role)
+            if found is not None and (statistic in found.extras or statistic in STATISTICS):
+                places.append(self._places(f"{role}/{statistic}", found.layers))
+                is_extra = statistic in found.extras
+                values.append(found.extras[statistic] if is_extra else found.rows.derive(statistic))
+        if len(places) != len(self._parts) or any(
+            one is not last for one, last in zip(places, self._parts, strict=True)
+        ):
+            self._parts, self._joined = places, np.concatenate(places)
+        return self._joined, np.concatenate(values)
+
+    def has_news(self) -> bool:
+        """Whether any event began, went on, ended or was forgotten since this was last asked."""
+        had, self._news = self._news, False
+        return had
+
+    def _has_changed(self, is_so: bool) -> None:
+        if is_so:
+            self._news, self._sorted = True, None
 
     def of(self, name: str, *, direction: int | None = None, since: int = 0) -> list[Event]:
         """The events of one series, the earliest first."""
         return [event for event in self.all(since) if event.series == name and direction in (None, event.direction)]
 
     def all(self, since: int = 0) -> list[Event]:
-        """Of all series, the earliest first. Kept until the next step: every rule asks."""
+        """Of all series, the earliest first. Kept until there is another: every rule asks."""
+        self.settle()
         if self._sorted is None:
             lasting = [self._event(place, None) for place in np.flatnonzero(self._now["since"] >= 0).tolist()]
             self._sorted = sorted([*self.past, *lasting], key=lambda event: event.since)
@@ -142,13 +193,14 @@ class Events:
             self.past.append(self._event(place, step))
         self._now["since"][places] = -1
         self._lasting -= len(places)
-        self.has_news |= len(places) > 0
+        self._has_changed(len(places) > 0)
 
     def _go_on(self, step: int, places: Integers, away: Floats) -> None:
         """Departures that begin or last, so many powers of ten from their levels."""
         if not len(places):
             return
-        self.last_outside, self.has_news = step, True
+        self.last_outside = step
+        self._has_changed(True)
         now = self._now[places]
         begins = now["since"] < 0
         self._lasting += int(begins.sum())
