@@ -9,6 +9,7 @@ begins with the present, as after a resume: late findings help nobody, and serie
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -26,8 +27,10 @@ ADVANCE_SECONDS = 0.25  # some 1,500 steps: with steps of 100 ms nearly nothing 
 _LATE = 64  # records that wait, from which on the rules are asked less often
 MOST_RECORDS = 2048  # a step has two, where its loss is logged after it
 MOST_BYTES = 16 << 20
-# Between two looks at what has come: to be woken for every record would cost more than it is worth.
-_PACE_SECONDS = 0.25
+# Between two looks at what has come: the first record after a rest costs several times as much as the next ones, as
+# nothing of the diagnosis is in the processor's caches any more. What is not finite is looked at without delay.
+_PACE_SECONDS = 1.0
+_URGENT = ("loss", "gradient_norm")
 _WORK_SECONDS = 2e-4  # before a breath, which costs a tenth of that
 _BREATH_SECONDS = 5e-5
 _LONGEST_BREATH = 0.02
@@ -70,6 +73,7 @@ class Examination:
         self._published: tuple[tuple[Finding, ...], int] | None = None  # found by this doctor, and records forgotten
         self._forgotten = 0  # records
         self._lost_its_place = False  # what came before the next record was forgotten
+        self._lost: set[str] = set()  # of what is urgent, that which is not finite
         self._hurries = 0  # how many wait for the diagnosis
         self._asked_for = 0.0  # seconds spent while they did, which the purse does not pay for
         self._rested_at = 0.0  # by the thread's own clock
@@ -120,6 +124,10 @@ class Examination:
                 self._forgotten += 1
                 return
         self._lost_its_place = False
+        lost = {name for name in _URGENT if not math.isfinite(record.scalars.get(name, 0.0))}
+        if lost - self._lost:
+            self._background.flush(0.0)  # waits for nothing, but wakes the thread
+        self._lost = (self._lost - record.scalars.keys()) | lost
 
     def catch_up(self, seconds: float) -> bool:
         """Examines what waits, whatever that costs, for at most this long; says whether it is all done."""

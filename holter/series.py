@@ -142,7 +142,7 @@ class Baseline:
     """
 
     MEMORY, LEVEL, LEAST = 48, 16, 8  # values remembered, those that make the level, those needed for a judgement
-    _EVERY = 4  # the usual changes slowly: it is found anew after so many values
+    _EVERY = 8  # the usual changes slowly: it is found anew after so many values
 
     def __init__(self, layers: int, floor: float = 0.03) -> None:
         self._floor = floor  # a spread below this many powers of ten is rounding

@@ -15,10 +15,11 @@ from holter.diagnosis.suspicion import EVENTS, Case, Rule, Suspicion
 from holter.diagnosis.thresholds import Thresholds
 from holter.record import Record
 
-# With nothing unusual the rules are asked every so many steps: the longer a run is, the rarer.
-_QUIET_PACE, _RAREST, _LENGTHS = 5, 25, 80
+# With nothing unusual the rules are asked every so many steps: the longer a run is, the rarer. At the beginning, where
+# much happens, after these.
+_BEGINNING = (0, 1, 2, 3, 5, 7, 10, 13, 16, 20, 25, 30, 35, 40)
+_QUIET_PACE, _RAREST, _LENGTHS = 8, 25, 80
 _ALERT = 12  # steps after an unusual value for which they are asked at every one
-_EARLY, _FIRST = 40, 10  # steps at the beginning of a run, where much happens, and those where most does
 _LATE_PACE = 10  # where steps wait to be examined
 # Some trainings are never calm. Each step adds so much to the times that they may be asked out of turn, up to a stock
 # that a training with something new to tell has always full.
@@ -60,7 +61,7 @@ class Doctor:
         step = moment.step
         self._stock = min(self._stock + _EARNED, _STOCK)
         age, waited = step - self.chart.first_step, step - self._asked_at
-        if waited >= self._pace(age) or self._incidents.is_unsure:
+        if waited >= self._pace(age) or self._incidents.is_unsure or (age in _BEGINNING and not self.is_late):
             self._ask()
         elif not self.is_late and step - self.events.last_outside <= _ALERT and self._stock >= 1:
             self._stock -= 1
@@ -70,8 +71,6 @@ class Doctor:
         """In steps, where nothing is unusual."""
         if self.is_late:
             return _LATE_PACE
-        if age < _EARLY:
-            return 1 if age < _FIRST else 2
         return min(max(_QUIET_PACE, age // _LENGTHS), _RAREST)
 
     def _ask(self) -> None:
