@@ -121,7 +121,8 @@ def _layer_rows(names: tuple[str, ...], norms: Any, extras: dict[str, Any] | Non
 
 def milliseconds(records: Iterable[Record], info: dict[str, Any]) -> tuple[np.ndarray, Doctor]:
     """Of the doctor, by step."""
-    doctor, spent = Doctor(info), []
+    doctor = Doctor(info)
+    spent: list[float] = []
     for record in records:
         began = time.thread_time()
         doctor.take(record)
