@@ -23,7 +23,7 @@ from holter.diagnosis.thresholds import Thresholds
 from holter.record import Record, size_of
 from holter.stopping import Patience, is_severe
 
-ADVANCE_SECONDS = 0.25  # some 1,500 steps: with steps of 100 ms nearly nothing of it is needed
+ADVANCE_SECONDS = 0.1  # for the beginning, and for trainings of a few hundred quick steps
 _LATE = 64  # records that wait, from which on the rules are asked less often
 MOST_RECORDS = 2048  # a step has two, where its loss is logged after it
 MOST_BYTES = 16 << 20
@@ -31,7 +31,7 @@ MOST_BYTES = 16 << 20
 # nothing of the diagnosis is in the processor's caches any more. What is not finite is looked at without delay.
 _PACE_SECONDS = 1.0
 _URGENT = ("loss", "gradient_norm")
-_WORK_SECONDS = 2e-4  # before a breath, which costs a tenth of that
+_WORK_SECONDS = 5e-4  # before a breath, which costs a twentieth of that
 _BREATH_SECONDS = 5e-5
 _LONGEST_BREATH = 0.02
 _GENTLE = 10  # times as long as it has worked the thread rests, where

@@ -109,13 +109,18 @@ def test_an_opening_is_news_until_it_is_complete() -> None:
     assert [sum(part) for part in zip(*reads, strict=True)] == [63, 7]
 
 
-def test_a_quick_look_tells_of_every_layer_there_is() -> None:
+def test_a_quick_look_shows_the_last_row_and_which_layers_there_are() -> None:
     chart = Chart({})
     for moment in moments(120):
         chart.add(moment)
-        found, series = chart.now("gradient", "norm"), chart.table("gradient", "norm")
-        np.testing.assert_array_equal(np.sort(found), np.sort(series.values[-1]))
-        assert set(chart.layers("gradient")) == set(series.names)
+        for statistic in ("norm", "cosine"):
+            names, found = chart.now("gradient", statistic)
+            series = chart.table("gradient", statistic)
+            known = dict(zip(series.names, series.values[-1].tolist(), strict=True))
+            is_new = series.steps[-1] == moment.step
+            assert found.tolist() == [known[name] for name in names] if is_new else np.isnan(found).all()
+            assert set(names) == set(moment.rows["gradient"].layers) <= set(chart.layers("gradient"))
+    assert set(chart.layers("gradient")) == {"a", "b", "c"}
 
 
 # Which rules are asked ----------------------------------------------------------------------------------------------

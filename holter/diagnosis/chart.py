@@ -201,11 +201,11 @@ class Chart:
             self.reads.add(role)
         return series.names, series.opening[:most]
 
-    def now(self, role: str, statistic: str) -> Floats:
-        """Of the last step with such rows: a quick look at whether any layer is out of the ordinary, in no order."""
+    def now(self, role: str, statistic: str) -> tuple[tuple[str, ...], Floats]:
+        """Layers and values of the last step with such rows: a quick look at whether there is anything to look into."""
         self.reads.add(role)
         sheet = self._sheets.get(role)
-        return sheet.last(statistic) if sheet is not None else np.zeros(0)
+        return sheet.last(statistic) if sheet is not None else ((), np.zeros(0))
 
     def layers(self, role: str) -> Collection[str]:
         """All that such rows were measured of, in no order."""

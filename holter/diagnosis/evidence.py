@@ -88,15 +88,15 @@ def typical_of(chart: Chart, role: str, statistic: str) -> tuple[Integers, Float
 @until_news
 def typical_now(chart: Chart, role: str, statistic: str) -> float:
     """The last of them; NaN where it is not known. In a training that is well it tells a rule to look no further."""
-    series = chart.table(role, statistic)
-    chosen = matrices(chart, series)
-    return known_median(series.values[-1, chosen]) if len(series) and chosen else float("nan")
+    names, values = chart.now(role, statistic)
+    chosen = _matrices_in(chart, names)
+    return known_median(values[chosen] if chosen else values)
 
 
 @until_news
 def most_zeros(chart: Chart) -> float:
     """The largest share of zeros in the last gradient of any layer."""
-    return float(np.fmax.reduce(chart.now("gradient", "zero_share"), initial=0.0))
+    return float(np.fmax.reduce(chart.now("gradient", "zero_share")[1], initial=0.0))
 
 
 def is_adaptive(chart: Chart) -> bool:

@@ -64,13 +64,13 @@ class Sheet:
             self._settle(statistic)
         return self._series.get(statistic, _NONE)
 
-    def last(self, statistic: str) -> Floats:
-        """Derived of the last step, with NaN for each layer that it did not have: a quick look, in no order."""
+    def last(self, statistic: str) -> tuple[tuple[str, ...], Floats]:
+        """Layers and values of the last step, with no series made of them: a quick look. NaN where it was not known."""
         if self._last is None:
-            return np.zeros(0)
-        missing = len(self.layers) - len(self._last.layers)
-        found = derive(self._last.rows, statistic)
-        return np.append(found, np.full(missing, np.nan)) if missing else found
+            return (), np.zeros(0)
+        if statistic in self._statistics:
+            return self._last.layers, derive(self._last.rows, statistic)
+        return self._last.layers, self._last.extras.get(statistic, np.full(len(self._last.layers), np.nan))
 
     def _settle(self, name: str) -> None:
         lines = self._waiting[self._taken.get(name, 0) :]

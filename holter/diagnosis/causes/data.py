@@ -356,8 +356,10 @@ def repeated(case: Case) -> Iterator[Suspicion]:
 
 def _agreeing(case: Case) -> Iterator[Suspicion]:
     """Without hashes: gradients that began to agree while their norm and the loss fall."""
+    if typical_now(case.chart, "update", "cosine") <= 0.9:
+        return
     series = case.chart.table("update", "cosine")
-    if len(series) < 4 or typical_now(case.chart, "update", "cosine") <= 0.9:
+    if len(series) < 4:
         return
     losses = case.chart.scalar("loss")
     steps, cosines = middle(series, matrices(case.chart, series)) if len(losses) >= 20 else (series.steps, np.zeros(0))

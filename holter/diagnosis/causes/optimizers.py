@@ -205,8 +205,10 @@ def second_moment_lags(case: Case) -> Iterator[Suspicion]:
     In a steady state g / sqrt(v) is about 1 at most. Its step is known from the tensor's own gradient.
     """
     chart = case.chart
+    if not (chart.now("second_moment", "rms_ratio")[1] > _OUTGROWN).any():
+        return
     ratios = chart.table("second_moment", "rms_ratio")
-    if len(ratios) < 4 or not (ratios.values[-1] > _OUTGROWN).any() or case.step - ratios.steps[-1] > 12:
+    if len(ratios) < 4 or case.step - ratios.steps[-1] > 12:
         return
     with np.errstate(all="ignore"):
         grown = ratios.values[-1] / median(ratios.values[-9:-1])

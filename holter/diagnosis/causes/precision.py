@@ -244,11 +244,11 @@ def update_lost(case: Case) -> Iterator[Suspicion]:
     """bf16-update-lost: weights in half precision most of whose values keep their bits though the step would change
     them. At the end of a schedule, where the rate is next to nothing, little is lost by it."""
     chart = case.chart
-    series = chart.table("update", "unchanged")
-    if len(series) < 2:
+    if not _in_half(chart, chart.now("update", "unchanged")[0]):
         return
+    series = chart.table("update", "unchanged")
     half = _in_half(chart, series.names)
-    if not half:
+    if len(series) < 2:
         return
     lost, sizes = _lost_share(chart, series, half)
     known = np.where(np.isnan(lost), 0, sizes)

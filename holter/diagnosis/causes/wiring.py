@@ -81,7 +81,8 @@ def _all_replaced(case: Case) -> Iterator[Suspicion]:
 
 
 def _gap(chart: Chart) -> _Gap | None:
-    if (chart.now("gradient", "norm") > 0).all():
+    names, last = chart.now("gradient", "norm")
+    if (last > 0).all() and len(names) == len(chart.layers("gradient")):
         return None
     norms = chart.table("gradient", "norm")
     if len(norms) < _GONE + _FEW:
@@ -301,6 +302,8 @@ def _detached(chart: Chart, layers: Sequence[str], since: int, score: float) -> 
 def not_written(case: Case) -> Iterator[Suspicion]:
     """weight-not-written: one tensor keeps every bit while its gradient and its rate ask for a change."""
     chart = case.chart
+    if not (chart.now("update", "unchanged")[1] == 1).any():
+        return
     unchanged, planned = chart.table("update", "unchanged"), chart.table("update", "planned_ratio")
     if len(unchanged) < 2 or planned.names != unchanged.names:
         return
