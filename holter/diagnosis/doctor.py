@@ -63,7 +63,7 @@ class Doctor:
         age, waited = step - self.chart.first_step, step - self._asked_at
         if waited >= self._pace(age) or self._incidents.is_unsure or (age in _BEGINNING and not self.is_late):
             self._ask()
-        elif not self.is_late and step - self.events.last_outside <= _ALERT and self._stock >= 1:
+        elif not self.is_late and 0 <= self.events.last_outside >= step - _ALERT and self._stock >= 1:
             self._stock -= 1
             self._ask()
 
