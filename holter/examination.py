@@ -30,6 +30,7 @@ MOST_BYTES = 16 << 20
 # Between two looks at what has come: the first record after a rest costs several times as much as the next ones, as
 # nothing of the diagnosis is in the processor's caches any more. What is not finite is looked at without delay.
 _PACE_SECONDS = 1.0
+_LONGEST_PAUSE = 10.0
 _URGENT = ("loss", "gradient_norm")
 _WORK_SECONDS = 5e-4  # before a breath, which costs a twentieth of that
 _BREATH_SECONDS = 5e-5
@@ -184,7 +185,8 @@ class Examination:
         if not self._hurries:
             pause = pause_for(time.thread_time() - self._asked_for, self.elapsed, self._share)
             if pause > 0:
-                return min(pause, _PACE_SECONDS)
+                # A purse that is empty saves for several records: one at a time, each would be the first after a rest.
+                return min(max(pause, _PACE_SECONDS), _LONGEST_PAUSE)
         began, is_asked_for = time.thread_time(), self._hurries > 0
         self._attempt(partial(self._show, record, follows_a_hole))
         self._asked_for += time.thread_time() - began if is_asked_for else 0.0

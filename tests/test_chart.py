@@ -246,7 +246,7 @@ def test_a_loss_that_falls_from_zero_switches_no_rule_off() -> None:
 def test_a_doctor_that_is_late_asks_rarely_whatever_happens() -> None:
     losses = RANDOM.normal(2.0, 0.01, size=300)
     losses[100:110] = 50.0
-    assert np.diff(asked_at(losses, is_late=True)[:-1]).tolist() == [10] * 28
+    assert np.diff(asked_at(losses, is_late=True)[:-1]).tolist() == [25] * 10
 
 
 # Advice and rates ---------------------------------------------------------------------------------------------------

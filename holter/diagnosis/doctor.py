@@ -20,7 +20,7 @@ from holter.record import Record
 _BEGINNING = (0, 1, 2, 3, 5, 7, 10, 13, 16, 20, 25, 30, 35, 40)
 _QUIET_PACE, _RAREST, _LENGTHS = 8, 25, 80
 _ALERT = 12  # steps after an unusual value for which they are asked at every one
-_LATE_PACE = 10  # where steps wait to be examined
+_LATE_PACE = 25  # where steps wait to be examined
 # Some trainings are never calm. Each step adds so much to the times that they may be asked out of turn, up to a stock
 # that a training with something new to tell has always full.
 _EARNED, _STOCK = 0.25, 30.0

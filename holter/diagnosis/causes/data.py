@@ -358,10 +358,7 @@ def _agreeing(case: Case) -> Iterator[Suspicion]:
     """Without hashes: gradients that began to agree while their norm and the loss fall."""
     if typical_now(case.chart, "update", "cosine") <= 0.9:
         return
-    series = case.chart.table("update", "cosine")
-    if len(series) < 4:
-        return
-    losses = case.chart.scalar("loss")
+    series, losses = case.chart.table("update", "cosine"), case.chart.scalar("loss")
     steps, cosines = middle(series, matrices(case.chart, series)) if len(losses) >= 20 else (series.steps, np.zeros(0))
     run = _last_run(cosines > 0.9)
     if run < 2 or len(cosines) - run < 2 or not (cosines[:-run] < 0.75).all():

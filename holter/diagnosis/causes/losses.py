@@ -96,10 +96,8 @@ def wrong_sign(case: Case) -> Iterator[Suspicion]:
     A likelihood may well be negative, but it falls slower and slower; a similarity ends at -1.
     """
     chart = case.chart
-    if not chart.latest("loss") < 0:
-        return
     steps, losses = column(chart.scalar("loss"))
-    if len(losses) < 6 or not (losses[-3:] < 0).all():
+    if not chart.latest("loss") < 0 or len(losses) < 6 or not (losses[-3:] < 0).all():
         return
     known = np.isfinite(losses)
     steps, losses = steps[known], losses[known]
