@@ -9,6 +9,7 @@ begins with the present, as after a resume: late findings help nobody, and serie
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -22,12 +23,16 @@ from holter.diagnosis.thresholds import Thresholds
 from holter.record import Record, size_of
 from holter.stopping import Patience, is_severe
 
-ADVANCE_SECONDS = 1.0
+ADVANCE_SECONDS = 0.01  # with what it earns, below 0.2 % of the first minute; it is enough for some fifty steps
 _LATE = 64  # records that wait, from which on the rules are asked less often
 MOST_RECORDS = 2048  # a step has two, where its loss is logged after it
 MOST_BYTES = 16 << 20
-# Between two looks at what has come: to be woken for every record would cost more than it is worth.
-_PACE_SECONDS = 0.25
+# Between two looks at what has come: the first record after a rest costs several times as much as the next ones, as
+# nothing of the diagnosis is in the processor's caches any more. What is not finite is looked at without delay.
+_PACE_SECONDS = 1.0
+_LONGEST_PAUSE = 10.0
+_URGENT = ("loss", "gradient_norm")
+_WORK_SECONDS = 5e-4  # before a breath, which costs a twentieth of that
 _BREATH_SECONDS = 5e-5
 _LONGEST_BREATH = 0.02
 _GENTLE = 10  # times as long as it has worked the thread rests, where
@@ -66,8 +71,10 @@ class Examination:
         self._known: tuple[Finding, ...] = ()  # replaced as a whole, so that any thread may read it
         self._earlier: tuple[Finding, ...] = ()  # of doctors before this one
         self._told: set[tuple[object, ...]] = set()
+        self._published: tuple[tuple[Finding, ...], int] | None = None  # found by this doctor, and records forgotten
         self._forgotten = 0  # records
         self._lost_its_place = False  # what came before the next record was forgotten
+        self._lost: set[str] = set()  # of what is urgent, that which is not finite
         self._hurries = 0  # how many wait for the diagnosis
         self._asked_for = 0.0  # seconds spent while they did, which the purse does not pay for
         self._rested_at = 0.0  # by the thread's own clock
@@ -118,6 +125,10 @@ class Examination:
                 self._forgotten += 1
                 return
         self._lost_its_place = False
+        lost = {name for name in _URGENT if not math.isfinite(record.scalars.get(name, 0.0))}
+        if lost - self._lost:
+            self._background.flush(0.0)  # waits for nothing, but wakes the thread
+        self._lost = (self._lost - record.scalars.keys()) | lost
 
     def catch_up(self, seconds: float) -> bool:
         """Examines what waits, whatever that costs, for at most this long; says whether it is all done."""
@@ -157,7 +168,10 @@ class Examination:
         forward is being launched makes that longer: a few milliseconds in a row are a device that stands idle.
         """
         now = time.thread_time()
-        worked, self._rested_at = now - self._rested_at, now
+        worked = now - self._rested_at
+        if worked < _WORK_SECONDS:
+            return
+        self._rested_at = now
         if not self._hurries:
             gentle = min(_GENTLE * worked, _LONGEST_BREATH) if len(self._background) <= _FEW else 0.0
             time.sleep(max(_BREATH_SECONDS, gentle))
@@ -171,7 +185,8 @@ class Examination:
         if not self._hurries:
             pause = pause_for(time.thread_time() - self._asked_for, self.elapsed, self._share)
             if pause > 0:
-                return min(pause, _PACE_SECONDS)
+                # A purse that is empty saves for several records: one at a time, each would be the first after a rest.
+                return min(max(pause, _PACE_SECONDS), _LONGEST_PAUSE)
         began, is_asked_for = time.thread_time(), self._hurries > 0
         self._attempt(partial(self._show, record, follows_a_hole))
         self._asked_for += time.thread_time() - began if is_asked_for else 0.0
@@ -184,6 +199,7 @@ class Examination:
             # What began after the checkpoint went with that line of training.
             stay = (one for one in self._known if not is_back or one.since < record.step)
             self._earlier, self._doctor, self._is_new = tuple(stay), self._new_doctor(), True
+            self._published = None
         assert self._doctor is not None
         self._doctor.is_late = not self._hurries and len(self._background) > _LATE
         if self._is_new and not record.late:
@@ -202,6 +218,9 @@ class Examination:
 
     def _publish(self) -> None:
         found = self._doctor.findings if self._doctor is not None else ()
+        if self._published is not None and self._published[0] is found and self._published[1] == self._forgotten:
+            return
+        self._published = found, self._forgotten
         # A trouble that goes on is found again by a doctor that begins anew.
         known = {(one.cause, one.layer, one.severity) for one in self._earlier if one.until is None}
         new = tuple(one for one in found if (one.cause, one.layer, one.severity) not in known)

@@ -22,78 +22,64 @@ TINY = 1e-30  # on a log scale, what is smaller counts as this much
 
 
 class Series:
-    """The values of several layers at the steps at which they were known: [n, layers], the latest last.
-
-    What is added waits until somebody looks: numpy takes as long for one step as for many.
-    """
+    """The values of several layers at the steps at which they were known: [n, layers], the latest last."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self.names = tuple(names)
-        self._waiting: list[tuple[int, Floats]] = []
         self._steps = np.zeros(_FIRST, dtype=np.int64)
         self._values = np.full((_FIRST, len(self.names)), np.nan)
-        self._count = self._seen = 0
-        self._opening_steps = np.zeros(0, dtype=np.int64)
-        self._opening = np.zeros((0, len(self.names)))
+        self._count = 0  # rows that are filled
+        self._gone = 0  # values that were here before them
+        self._opening_steps, self._opening = self._steps[:0], self._values[:0]  # of those that have gone
 
     def __len__(self) -> int:
-        return min(self._count + len(self._waiting), RECENT)
+        return min(self._count, RECENT)
 
-    def add(self, step: int, values: Floats) -> None:
-        self._waiting.append((step, values))
-        if len(self._waiting) >= OPENING:
-            self._settle()
+    def add(self, step: int, values: Floats | float) -> None:
+        if self._count == len(self._steps):
+            self._make_room(1)
+        self._steps[self._count], self._values[self._count] = step, values
+        self._count += 1
 
     def extend(self, steps: Integers, values: Floats) -> None:
         """Several steps at once, no more than RECENT: [k] and [k, layers]."""
-        self._settle()
-        if self._seen < OPENING:
-            more = slice(0, OPENING - self._seen)
-            self._opening_steps = np.concatenate([self._opening_steps, steps[more]])
-            self._opening = np.concatenate([self._opening, values[more]])
-        if self._count + len(steps) > 2 * RECENT:  # the older ones go; so the kept ones always lie in one piece
-            kept = slice(self._count - RECENT + len(steps), self._count)
-            self._count = RECENT - len(steps)
-            self._steps[: self._count] = self._steps[kept].copy()
-            self._values[: self._count] = self._values[kept].copy()
-        while self._count + len(steps) > len(self._steps):  # most series have few values: room is made as they come
-            self._steps = np.concatenate([self._steps, np.zeros_like(self._steps)])
-            self._values = np.concatenate([self._values, np.full_like(self._values, np.nan)])
+        self._make_room(len(steps))
         place = slice(self._count, self._count + len(steps))
         self._steps[place], self._values[place] = steps, values
         self._count += len(steps)
-        self._seen += len(steps)
 
-    def _settle(self) -> None:
-        if self._waiting:
-            steps, values = zip(*self._waiting, strict=True)
-            self._waiting.clear()
-            self.extend(np.array(steps, dtype=np.int64), np.array(values))
+    def _make_room(self, more: int) -> None:
+        if self._count + more > 2 * RECENT:  # the older ones go; so the kept ones always lie in one piece
+            if not self._gone:
+                self._opening_steps, self._opening = self._steps[:OPENING].copy(), self._values[:OPENING].copy()
+            self._gone += self._count - RECENT
+            self._steps[:RECENT] = self._steps[self._count - RECENT : self._count].copy()
+            self._values[:RECENT] = self._values[self._count - RECENT : self._count].copy()
+            self._count = RECENT
+        while self._count + more > len(self._steps):  # most series have few values: room is made as they come
+            self._steps = np.concatenate([self._steps, np.zeros_like(self._steps)])
+            self._values = np.concatenate([self._values, np.full_like(self._values, np.nan)])
 
     @property
     def steps(self) -> Integers:
-        self._settle()
         return self._steps[max(0, self._count - RECENT) : self._count]
 
     @property
     def values(self) -> Floats:
-        self._settle()
         return self._values[max(0, self._count - RECENT) : self._count]
 
     @property
     def opening_steps(self) -> Integers:
-        self._settle()
-        return self._opening_steps
+        return self._opening_steps if self._gone else self._steps[: min(self._count, OPENING)]
 
     @property
     def opening(self) -> Floats:
-        self._settle()
-        return self._opening
+        return self._opening if self._gone else self._values[: min(self._count, OPENING)]
 
     @property
     def seen(self) -> int:
         """Values so far, kept or not."""
-        return self._seen + len(self._waiting)
+        return self._gone + self._count
 
     def since(self, step: int) -> Floats:
         """Values at this step and later."""
@@ -111,13 +97,11 @@ class Series:
         columns = [place.get(name, -1) for name in wider.names]
         known = np.array([column >= 0 for column in columns], dtype=bool)
         chosen = [column for column in columns if column >= 0]
-        self._settle()
-        wider._steps, wider._count, wider._seen = self._steps.copy(), self._count, self._seen
-        wider._values = np.full((len(self._values), len(names)), np.nan)
-        wider._values[:, known] = self._values[:, chosen]
+        wider._steps, wider._count, wider._gone = self._steps.copy(), self._count, self._gone
         wider._opening_steps = self._opening_steps
+        wider._values = np.full((len(self._values), len(names)), np.nan)
         wider._opening = np.full((len(self._opening), len(names)), np.nan)
-        wider._opening[:, known] = self._opening[:, chosen]
+        wider._values[:, known], wider._opening[:, known] = self._values[:, chosen], self._opening[:, chosen]
         return wider
 
 
@@ -158,11 +142,11 @@ class Baseline:
     """
 
     MEMORY, LEVEL, LEAST = 48, 16, 8  # values remembered, those that make the level, those needed for a judgement
-    _EVERY = 4  # the usual changes slowly: it is found anew after so many values
+    _EVERY = 8  # the usual changes slowly: it is found anew after so many values
 
     def __init__(self, layers: int, floor: float = 0.03) -> None:
         self._floor = floor  # a spread below this many powers of ten is rounding
-        self._levels = np.full((self.MEMORY, layers), np.nan)
+        self._levels = np.full((self.LEVEL, layers), np.nan)
         self._residuals = np.full((self.MEMORY, layers), np.nan)
         self.count = np.zeros(layers, dtype=np.int64)  # values that made it
         self._outside = np.zeros(layers, dtype=np.int64)  # in a row
@@ -173,7 +157,7 @@ class Baseline:
     def grow(self, layers: int) -> None:
         """Makes room for so many more series."""
         self._levels, self._residuals = (
-            np.concatenate([old, np.full((self.MEMORY, layers), np.nan)], axis=1)
+            np.concatenate([old, np.full((len(old), layers), np.nan)], axis=1)
             for old in (self._levels, self._residuals)
         )
         self.count, self._outside = (
@@ -183,52 +167,82 @@ class Baseline:
         self.level = np.concatenate([self.level, np.full(layers, np.nan)])
         self.scale = np.concatenate([self.scale, np.full(layers, np.inf)])
 
-    def deviations(self, values: Floats) -> Floats:
-        """How many times its usual spread each lies from its level; 0 where nothing is usual yet, NaN stays NaN."""
-        known = (self.count >= self.LEAST) & np.isfinite(self.level)
-        # While little is known of a series its spread is known badly, and the first steps change fast.
-        young = np.where(self.count < 3 * self.LEAST, 2.0, 1.0)
-        with np.errstate(invalid="ignore"):
-            found = (values - self.level) / (self.scale * young)
-        return np.where(known, found, np.where(np.isnan(values), np.nan, 0.0))
-
-    def add(self, values: Floats, limit: float = 6.0) -> Floats:
-        """Takes in the values of a step, and gives their deviations from what was usual before.
+    def add(self, values: Floats, limit: float = 6.0, places: Integers | None = None) -> Floats:
+        """Takes in the values of a step, of all series or of those at these places, and gives their deviations from
+        what was usual before: how many times its usual spread each lies from its level, 0 where nothing is usual yet.
 
         NaN is for what was not measured; a value that is not a number is infinite.
         """
-        found = self.deviations(values)
+        places = np.arange(len(self.count)) if places is None else places
+        count, level = self.count[places], self.level[places]
+        is_usual = np.isfinite(level)
+        with np.errstate(invalid="ignore"):
+            away = values - level
+            # While little is known of a series its spread is known badly, and the first steps change fast.
+            found = away / (self.scale[places] * np.where(count < 3 * self.LEAST, 2.0, 1.0))
+        found = np.where((count >= self.LEAST) & is_usual, found, np.where(np.isnan(values), np.nan, 0.0))
         outside = np.abs(found) > limit
-        self._outside = np.where(np.isnan(values), self._outside, np.where(outside, self._outside + 1, 0))
-        settled = self._outside > self.MEMORY
-        if settled.any():
-            self._forget(settled)
-        admitted = np.isfinite(values) & (~outside | settled)
-        places = np.where(admitted)[0]
-        slots = self.count[places] % self.MEMORY
-        self._levels[slots, places] = values[places]
-        usual = np.where(np.isfinite(self.level), self.level, values)
-        self._residuals[slots, places] = values[places] - usual[places]
-        self.count[places] += 1
+        admitted = np.isfinite(values) & ~outside
+        if not admitted.all():
+            admitted |= self._settled(values, outside, places)
+            places, values, away = places[admitted], values[admitted], away[admitted]
+            count, is_usual = self.count[places], np.isfinite(self.level[places])
+        self._outside[places] = 0
+        self._levels[count % self.LEVEL, places] = values
+        self._residuals[count % self.MEMORY, places] = np.where(is_usual, away, 0.0)
+        self.count[places] = count + 1
         self._changed[places] = True
         self._age += 1
-        if self._age >= self._EVERY or (self.count[places] <= 3 * self.LEAST).any():
+        if self._age >= self._EVERY or (count < 3 * self.LEAST).any():
             self._find()
         return found
+
+    def extend(self, values: Floats, limit: float, places: Integers) -> bool:
+        """The same for several steps [k, places] of grown series, all at once, if nothing of them is outside: says
+        whether that is so, and else takes in nothing. There may be as many as there is `room` for."""
+        count, away = self.count[places], values - self.level[places]
+        if not (np.abs(away) <= limit * self.scale[places]).all():
+            return False
+        counts = count + np.arange(len(values))[:, None]
+        self._levels[counts % self.LEVEL, places] = values
+        self._residuals[counts % self.MEMORY, places] = away
+        self._outside[places] = 0
+        self.count[places] = count + len(values)
+        self._changed[places] = True
+        self._age += len(values)
+        if self._age >= self._EVERY:
+            self._find()
+        return True
+
+    @property
+    def room(self) -> int:
+        """Steps after which the usual is found anew."""
+        return self._EVERY - self._age
+
+    def is_grown(self, places: Integers) -> bool:
+        """Whether enough is known of all these."""
+        return bool((self.count[places] >= 3 * self.LEAST).all())
+
+    def _settled(self, values: Floats, outside: Flags, places: Integers) -> Flags:
+        """Which finite values have been outside for so long that their level is the usual one."""
+        self._outside[places] = np.where(np.isnan(values), self._outside[places], self._outside[places] + 1)
+        self._outside[places[~outside & ~np.isnan(values)]] = 0
+        settled = self._outside[places] > self.MEMORY
+        if settled.any():
+            self._forget(places[settled])
+        return np.asarray(settled & np.isfinite(values))
 
     def _find(self) -> None:
         """Of those that have new values: most series are not measured at every step."""
         self._age = 0
         chosen = np.flatnonzero(self._changed)
         self._changed[chosen] = False
-        newest = (self.count[chosen] - 1)[None, :] - np.arange(self.LEVEL)[:, None]
-        rows = np.where(newest >= 0, newest % self.MEMORY, 0)
-        recent = np.where(newest >= 0, self._levels[rows, chosen[None, :]], np.nan)
-        with np.errstate(all="ignore"):
-            self.level[chosen] = median(recent)
-            self.scale[chosen] = np.maximum(1.4826 * median(np.abs(self._residuals[:, chosen])), self._floor)
+        count = self.count[chosen]
+        self.level[chosen] = _middle(self._levels[:, chosen], np.minimum(count, self.LEVEL))
+        away = np.abs(self._residuals[: count.max(initial=0), chosen])
+        self.scale[chosen] = np.maximum(1.4826 * _middle(away, np.minimum(count, self.MEMORY)), self._floor)
 
-    def _forget(self, chosen: Flags) -> None:
+    def _forget(self, chosen: Integers) -> None:
         self._levels[:, chosen] = np.nan
         self._residuals[:, chosen] = np.nan
         self.count[chosen], self._outside[chosen], self.level[chosen] = 0, 0, np.nan
@@ -238,11 +252,18 @@ def median(values: Floats) -> Floats:
     """Over the first axis, without NaN; NaN where there is nothing. np.nanmedian takes ten times as long."""
     if not len(values):
         return np.full(values.shape[1], np.nan)
+    return _middle(values, (~np.isnan(values)).sum(axis=0))
+
+
+def _middle(values: Floats, known: Integers) -> Floats:
+    """The same where it is known how many there are in each column."""
     ordered = np.sort(values, axis=0)  # NaN comes last
-    count = (~np.isnan(values)).sum(axis=0)
+    least = int(known.min(initial=len(values)))
+    if least and least == known.max(initial=0):
+        return np.asarray((ordered[(least - 1) // 2] + ordered[least // 2]) / 2)
     columns = np.arange(values.shape[1])
-    low, high = ordered[np.maximum(count - 1, 0) // 2, columns], ordered[np.maximum(count, 1) // 2, columns]
-    return np.where(count > 0, (low + high) / 2, np.nan)
+    low, high = ordered[np.maximum(known - 1, 0) // 2, columns], ordered[np.maximum(known, 1) // 2, columns]
+    return np.where(known > 0, (low + high) / 2, np.nan)
 
 
 def overall_median(values: Floats) -> float:

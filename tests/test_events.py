@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from holter.diagnosis.chart import Chart, Moments
+from holter.diagnosis.chart import Chart, Moment, Moments
 from holter.diagnosis.events import Events
 from holter.record import EXECUTION_ORDER, LayerRows, Record
 from holter.statistics.rows import COLUMNS, Rows
@@ -119,3 +119,22 @@ def test_old_events_are_forgotten() -> None:
     losses[50::60] *= 20
     _, events = fed([record(step, {"loss": losses[step]}) for step in range(3000)])
     assert 3 <= len(events.all()) <= 9
+
+
+def test_steps_that_are_judged_together_are_judged_as_one_by_one() -> None:
+    """Departures of layers, of which the scalars show nothing, and steps at which other layers are measured."""
+    random = np.random.default_rng(9)
+    together, alone = Events(), Events()
+    for step in range(600):
+        norms = {f"layer_{place}": float(np.exp(0.1 * random.normal())) for place in range(20)}
+        norms["layer_3"] *= 30 if 301 <= step < 330 or step in (97, 402, 403) else 1
+        norms["layer_7"] = norms["layer_7"] if step % 50 else np.nan
+        if step % 10 == 0:
+            norms["rare"] = 100.0 if step == 500 else 1.0
+        moment = Moment(step, scalars={"loss": float(np.exp(0.05 * random.normal()))}, rows={"gradient": rows(**norms)})
+        together.add(moment)
+        alone.add(moment)
+        alone.settle()
+        alone._room = 1
+    assert together.all() == alone.all() and len(alone.all()) >= 3
+    assert together.last_outside == alone.last_outside

@@ -196,6 +196,22 @@ def test_a_resumed_training_goes_on_and_one_that_begins_late_is_known_to(
 # In nobody's way ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("name", ["loss", "gradient_norm"])
+def test_what_is_not_finite_is_looked_at_without_delay(
+    name: str, scripted: type[Scripted], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(examination, "_PACE_SECONDS", 1000.0)
+    examined = _examination()
+    assert examined.catch_up(PATIENCE)  # the thread rests from now on
+    examined.post(Record(0, 0.0, {name: 1.0}))
+    examined.post(Record(1, 0.0, {name: float("nan")}))
+    deadline = time.monotonic() + PATIENCE
+    while examined.backlog and time.monotonic() < deadline:
+        time.sleep(0.001)
+    assert not examined.backlog and scripted.made[0].seen == [0, 1]
+    examined.close(PATIENCE)
+
+
 def _unwatched(steps: int) -> Any:
     training = make("mlp")
     for _ in range(steps):

@@ -31,10 +31,18 @@ def examined() -> Iterator[Examination]:
 def test_where_few_records_wait_it_rests_ten_times_as_long_as_it_worked(
     clock: SimpleNamespace, examined: Examination
 ) -> None:
-    for worked in (1e-3, 2e-4, 1e-7, 5.0):
+    for worked in (1e-3, 6e-4, 5.0):
         clock.worked += worked
         examined._breathe()
-    assert clock.breaths == pytest.approx([1e-2, 2e-3, 5e-5, 2e-2])  # no breath is longer than 20 ms
+    assert clock.breaths == pytest.approx([1e-2, 6e-3, 2e-2])  # no breath is longer than 20 ms
+
+
+def test_it_draws_no_breath_for_next_to_nothing_but_adds_that_up(clock: SimpleNamespace, examined: Examination) -> None:
+    """A breath takes the processor for as long as a rule does."""
+    for _ in range(7):
+        clock.worked += 1.5e-4
+        examined._breathe()
+    assert clock.breaths == pytest.approx([6e-3])
 
 
 def test_where_more_wait_it_only_draws_breath(
@@ -54,6 +62,6 @@ def test_it_does_not_rest_while_somebody_waits_for_it_nor_make_up_for_that_later
     examined._breathe()
     assert clock.breaths == []
     examined._hurry(-1)
-    clock.worked += 1e-4
+    clock.worked += 6e-4
     examined._breathe()
-    assert clock.breaths == pytest.approx([1e-3])
+    assert clock.breaths == pytest.approx([6e-3])

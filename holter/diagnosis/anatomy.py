@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 
 import numpy as np
 
-from holter.diagnosis.chart import Chart, once_a_step
+from holter.diagnosis.chart import Chart, until_news
 from holter.series import Flags, Integers
 
 NOT_HIDDEN = ("embedding", "norm", "output")  # parts that no signal only passes through
@@ -88,7 +88,8 @@ def fan_in(chart: Chart, parameter: str) -> int:
     return max(1, math.prod(shape[1:]))
 
 
-def hidden_matrices(chart: Chart, names: Sequence[str]) -> list[int]:
+@until_news
+def hidden_matrices(chart: Chart, names: tuple[str, ...]) -> list[int]:
     """Places of the weights that the signal passes through between the input and the output, in this order."""
     end = len(chart.depth)
     chosen = [
@@ -99,7 +100,7 @@ def hidden_matrices(chart: Chart, names: Sequence[str]) -> list[int]:
     return sorted(chosen, key=lambda place: chart.depth.get(names[place], end))
 
 
-@once_a_step
+@until_news
 def output_matrix(chart: Chart) -> str | None:
     """The weight that makes the model's output, where it is known; it may be the embedding's."""
     found = [name for name in chart.parameters if chart.part(name) == "output" and chart.is_matrix(name)]

@@ -6,19 +6,24 @@ It keeps the opening and the recent past of every series, so that a step costs t
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import wraps
+from functools import partial, wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 import numpy as np
 
 from holter.diagnosis.sheet import Sheet
 from holter.record import EXECUTION_ORDER, LayerRows, Record
-from holter.series import Floats, Integers, Series
+from holter.series import OPENING, Floats, Integers, Series
 
 Answer = TypeVar("Answer")
 Words = ParamSpec("Words")
+
+STEP = "step"  # it is news at every one
+COURSE = "course"  # another segment, order of execution, scalar or role: rare, and news for all
+_NONE, _EMPTY = Series(("",)), Series(())
 
 
 @dataclass
@@ -58,17 +63,21 @@ class Moments:
         self._open = None
 
 
-def once_a_step(
+def until_news(
     question: Callable[Concatenate[Chart, Words], Answer],
 ) -> Callable[Concatenate[Chart, Words], Answer]:
-    """For what many rules ask of a chart: the answer is kept until the next step."""
+    """For what many rules ask of a chart: the answer is kept until there is news of what it was taken from."""
 
     @wraps(question)
     def answer(chart: Chart, /, *words: Words.args, **named: Words.kwargs) -> Answer:
+        if chart.has_news:
+            chart.hear()
         key = question, words, *named.items()
         if key not in chart.answers:
-            chart.answers[key] = question(chart, *words, **named)
-        return cast(Answer, chart.answers[key])
+            chart.answers[key] = chart.reads_of(partial(question, chart, *words, **named))
+        found, reads = chart.answers[key]
+        chart.reads |= reads
+        return cast(Answer, found)
 
     return answer
 
@@ -84,7 +93,11 @@ class Chart:
         self.resumed: list[int] = []  # steps at which a segment after the first began
         self.depth: dict[str, int] = {}  # names of modules and parameters in the order in which they run
         self.roles_since: dict[str, int] = {}
-        self.answers: dict[object, object] = {}  # of `once_a_step`
+        self.answers: dict[object, tuple[object, set[str]]] = {}  # of `until_news`, and what each was taken from
+        # By the names of scalars and roles: what has come since the rules were asked, and what a rule has looked at.
+        self.news: set[str] = set()
+        self._unheard: set[str] = set()  # by the answers that are kept
+        self.reads: set[str] = set()
         self.peak_rate = 0.0  # the largest of all steps: series are short
         self.peaks = Series(("peak_rate",))  # what it was before each step
         self._scalars: dict[str, Series] = {}
@@ -95,45 +108,110 @@ class Chart:
         self._matrices = frozenset(name for name in self._layers if len(self.shape(name)) > 1)
 
     def add(self, moment: Moment) -> None:
+        new = {STEP, *moment.scalars, *moment.rows}
         if self.step < 0:
             self.first_step, self.segment = moment.step, moment.segment
         elif moment.segment != self.segment:
             self.segment = moment.segment
             self.resumed.append(moment.step)
+            new.add(COURSE)
         self.step = moment.step
-        self.answers.clear()
         rates = [value for name, value in moment.scalars.items() if name.startswith("learning_rate")]
         if rates:
-            self.peaks.add(moment.step, np.array([self.peak_rate]))
+            self.peaks.add(moment.step, self.peak_rate)
             self.peak_rate = max(self.peak_rate, *rates)
         for name, value in moment.scalars.items():
             if name not in self._scalars:
                 self._scalars[name] = Series((name,))
-            self._scalars[name].add(moment.step, np.array([value]))
+                new.add(COURSE)
+            self._scalars[name].add(moment.step, value)
         for role, rows in moment.rows.items():
-            self.roles_since.setdefault(role, moment.step)
             if role not in self._sheets:
                 self._sheets[role] = Sheet(role)
+                self.roles_since[role] = moment.step
+                new.add(COURSE)
             self._sheets[role].add(moment.step, rows)
         if EXECUTION_ORDER in moment.notes and moment.notes[EXECUTION_ORDER].startswith("["):
             names = json.loads(moment.notes[EXECUTION_ORDER])
             self.depth = {str(name): place for place, name in enumerate(names)}
             self.parameters = self.in_depth(self._layers)
+            new.add(COURSE)
+        self.news |= new
+        self._unheard |= new
+
+    @property
+    def has_news(self) -> bool:
+        return bool(self._unheard)
+
+    def hear(self) -> None:
+        """Forgets the answers to which there is news."""
+        new, self._unheard = self._unheard, set()
+        for key in [key for key, (_, reads) in self.answers.items() if not reads.isdisjoint(new)]:
+            del self.answers[key]
+
+    def reads_of(self, question: Callable[[], Answer]) -> tuple[Answer, set[str]]:
+        """The answer, and what it was taken from: until there is news of that, it would be the same."""
+        outer, self.reads = self.reads, {COURSE}
+        try:
+            return question(), self.reads
+        finally:
+            self.reads = outer
 
     # For the rules ----------------------------------------------------------------------------------------------
 
     def scalar(self, name: str) -> Series:
         """Of one column; empty where it was never recorded."""
+        self.reads.add(name)
+        return self._scalars.get(name, _NONE)
+
+    def latest(self, name: str) -> float:
+        """The last value of one column; NaN where there is none."""
+        self.reads.add(name)
         series = self._scalars.get(name)
-        return series if series is not None else Series((name,))
+        return float(series.values[-1, 0]) if series is not None else math.nan
+
+    def opening(self, name: str) -> tuple[Integers, Floats]:
+        """Steps and values with which a column began: once they are all there, nothing of it is news any more."""
+        series = self._scalars.get(name, _NONE)
+        if series.seen < OPENING:
+            self.reads.add(name)
+        return series.opening_steps, series.opening[:, 0]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of all columns."""
+        return tuple(self._scalars)
 
     def scalars(self, prefix: str) -> dict[str, Series]:
         """Those whose names begin so, such as the rates of all groups."""
-        return {name: series for name, series in self._scalars.items() if name.startswith(prefix)}
+        found = {name: series for name, series in self._scalars.items() if name.startswith(prefix)}
+        self.reads.update(found)
+        return found
 
     def table(self, role: str, statistic: str) -> Series:
+        self.reads.add(role)
         sheet = self._sheets.get(role)
-        return sheet.series(statistic) if sheet is not None else Series(())
+        return sheet.series(statistic) if sheet is not None else _EMPTY
+
+    def first(self, role: str, statistic: str, most: int) -> tuple[tuple[str, ...], Floats]:
+        """Layers, and the first so many rows: once they are all there, nothing of them is news any more."""
+        sheet = self._sheets.get(role)
+        series = sheet.series(statistic) if sheet is not None else _EMPTY
+        if series.seen < most:
+            self.reads.add(role)
+        return series.names, series.opening[:most]
+
+    def now(self, role: str, statistic: str) -> tuple[tuple[str, ...], Floats]:
+        """Layers and values of the last step with such rows: a quick look at whether there is anything to look into."""
+        self.reads.add(role)
+        sheet = self._sheets.get(role)
+        return sheet.last(statistic) if sheet is not None else ((), np.zeros(0))
+
+    def layers(self, role: str) -> Collection[str]:
+        """All that such rows were measured of, in no order."""
+        self.reads.add(role)
+        sheet = self._sheets.get(role)
+        return sheet.layers if sheet is not None else ()
 
     def has(self, role: str) -> bool:
         return role in self.roles_since

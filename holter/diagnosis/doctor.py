@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from holter.diagnosis.causes import RULES
@@ -10,15 +11,16 @@ from holter.diagnosis.chart import Chart, Moments
 from holter.diagnosis.events import Events
 from holter.diagnosis.finding import Finding
 from holter.diagnosis.incidents import Incidents
-from holter.diagnosis.suspicion import Case, Rule, Suspicion
+from holter.diagnosis.suspicion import EVENTS, Case, Rule, Suspicion
 from holter.diagnosis.thresholds import Thresholds
 from holter.record import Record
 
-# With nothing unusual the rules are asked every so many steps: the longer a run is, the rarer.
-_QUIET_PACE, _RAREST, _LENGTHS = 5, 25, 80
+# With nothing unusual the rules are asked every so many steps: the longer a run is, the rarer. At the beginning, where
+# much happens, after these.
+_BEGINNING = (0, 1, 2, 3, 5, 7, 10, 13, 16, 20, 25, 30, 35, 40)
+_QUIET_PACE, _RAREST, _LENGTHS = 8, 25, 80
 _ALERT = 12  # steps after an unusual value for which they are asked at every one
-_EARLY, _FIRST = 40, 10  # steps at the beginning of a run, where much happens, and those where most does
-_LATE_PACE = 10  # where steps wait to be examined
+_LATE_PACE = 25  # where steps wait to be examined
 # Some trainings are never calm. Each step adds so much to the times that they may be asked out of turn, up to a stock
 # that a training with something new to tell has always full.
 _EARNED, _STOCK = 0.25, 30.0
@@ -34,16 +36,14 @@ class Doctor:
         self._case = Case(self.chart, self.events, limits or Thresholds())
         self._moments, self._incidents = Moments(), Incidents()
         self._rules = list(rules)
+        self._looked_at: dict[Rule, set[str]] = {}  # by those that had nothing to say
         self._asked_at = -1
         self._stock = _STOCK
         self.is_late = False  # whether more wait than it can keep up with
         self.breathe: Callable[[], None] | None = None  # between two rules, where others wait for the interpreter
         self._failed: list[Finding] = []
-
-    @property
-    def findings(self) -> tuple[Finding, ...]:
-        """One an incident, as it is known by now, in the order in which they became known."""
-        return (*self._incidents.findings, *self._failed)
+        # One an incident, as it is known by now, in the order in which they became known.
+        self.findings: tuple[Finding, ...] = ()
 
     def take(self, record: Record) -> None:
         for moment in self._moments.add(record):
@@ -61,9 +61,9 @@ class Doctor:
         step = moment.step
         self._stock = min(self._stock + _EARNED, _STOCK)
         age, waited = step - self.chart.first_step, step - self._asked_at
-        if waited >= self._pace(age) or self._incidents.is_unsure:
+        if waited >= self._pace(age) or self._incidents.is_unsure or (age in _BEGINNING and not self.is_late):
             self._ask()
-        elif not self.is_late and step - self.events.last_outside <= _ALERT and self._stock >= 1:
+        elif not self.is_late and 0 <= self.events.last_outside >= step - _ALERT and self._stock >= 1:
             self._stock -= 1
             self._ask()
 
@@ -71,24 +71,34 @@ class Doctor:
         """In steps, where nothing is unusual."""
         if self.is_late:
             return _LATE_PACE
-        if age < _EARLY:
-            return 1 if age < _FIRST else 2
         return min(max(_QUIET_PACE, age // _LENGTHS), _RAREST)
 
     def _ask(self) -> None:
         if self._asked_at == self.chart.step or self.chart.step < 0:
             return
         self._asked_at = self.chart.step
+        self.events.settle()
+        news, self.chart.news = self.chart.news, set()
+        if self.events.has_news():
+            news.add(EVENTS)
         suspicions: list[Suspicion] = []
         for rule in tuple(self._rules):
+            if rule in self._looked_at and self._looked_at[rule].isdisjoint(news):
+                continue  # it would say nothing again
             if self.breathe is not None:
                 self.breathe()
             try:
-                suspicions.extend(rule(self._case))
+                said, reads = self.chart.reads_of(partial(_listen, rule, self._case))
             except Exception as error:  # one bad rule must not silence the others
                 self._rules.remove(rule)
                 self._failed.append(_switched_off(rule, error, self.chart.step))
+                continue
+            self._looked_at.pop(rule, None)
+            if not said:
+                self._looked_at[rule] = reads
+            suspicions.extend(said)
         self._incidents.add(suspicions, self.chart.step)
+        self.findings = (*self._incidents.findings, *self._failed)
 
 
 def diagnose(records: Iterable[Record], info: Mapping[str, Any]) -> tuple[Finding, ...]:
@@ -98,6 +108,10 @@ def diagnose(records: Iterable[Record], info: Mapping[str, Any]) -> tuple[Findin
         doctor.take(record)
     doctor.finish()
     return doctor.findings
+
+
+def _listen(rule: Rule, case: Case) -> list[Suspicion]:
+    return list(rule(case))
 
 
 def _switched_off(rule: Rule, error: Exception, step: int) -> Finding:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from holter.diagnosis.chart import Chart, column, once_a_step
+from holter.diagnosis.chart import Chart, column, until_news
 from holter.diagnosis.events import Event
 from holter.diagnosis.suspicion import Case
-from holter.series import Floats, Integers, Series, median
+from holter.series import Floats, Integers, Series, known_median, median
 
 
 def harm(case: Case, since: int, within: int = 12, least: float = 2.0) -> Event | None:
@@ -34,10 +34,10 @@ def data_is_usual(case: Case, step: int, around: int = 1) -> bool:
     )
 
 
-@once_a_step
+@until_news
 def rate_of(chart: Chart) -> tuple[Integers, Floats]:
     """The largest rate of any group, step by step."""
-    series = [one for name, one in chart.scalars("learning_rate").items() if name.split("/")[0] == "learning_rate"]
+    series = [chart.scalar(name) for name in _rates(chart)]
     if not series or not len(series[0]):
         return np.zeros(0, dtype=np.int64), np.zeros(0)
     steps, values = column(series[0])
@@ -45,6 +45,11 @@ def rate_of(chart: Chart) -> tuple[Integers, Floats]:
         if len(other) == len(values):
             values = np.fmax(values, column(other)[1])
     return steps, values
+
+
+@until_news
+def _rates(chart: Chart) -> list[str]:
+    return [name for name in chart.names if name.split("/")[0] == "learning_rate"]
 
 
 def rate_is_flat(chart: Chart, since: int, until: int, within: float = 1.3) -> bool:
@@ -58,7 +63,7 @@ def matrices(chart: Chart, series: Series) -> list[int]:
     return _matrices_in(chart, series.names) or list(range(len(series.names)))
 
 
-@once_a_step
+@until_news
 def _matrices_in(chart: Chart, names: tuple[str, ...]) -> list[int]:
     return [place for place, name in enumerate(names) if chart.is_matrix(name)]
 
@@ -73,11 +78,25 @@ def middle(series: Series, chosen: list[int]) -> tuple[Integers, Floats]:
     return series.steps[known], found[known]
 
 
-@once_a_step
+@until_news
 def typical_of(chart: Chart, role: str, statistic: str) -> tuple[Integers, Floats]:
     """The median over the matrices, step by step."""
     series = chart.table(role, statistic)
     return middle(series, matrices(chart, series))
+
+
+@until_news
+def typical_now(chart: Chart, role: str, statistic: str) -> float:
+    """The last of them; NaN where it is not known. In a training that is well it tells a rule to look no further."""
+    names, values = chart.now(role, statistic)
+    chosen = _matrices_in(chart, names)
+    return known_median(values[chosen] if chosen else values)
+
+
+@until_news
+def most_zeros(chart: Chart) -> float:
+    """The largest share of zeros in the last gradient of any layer."""
+    return float(np.fmax.reduce(chart.now("gradient", "zero_share")[1], initial=0.0))
 
 
 def is_adaptive(chart: Chart) -> bool:
@@ -85,7 +104,7 @@ def is_adaptive(chart: Chart) -> bool:
     return chart.has("second_moment")
 
 
-@once_a_step
+@until_news
 def clipping(chart: Chart) -> tuple[Integers, Floats]:
     """How many times its limit the gradient was long, at the steps at which it was clipped; empty without a clip."""
     norms, limits = chart.scalar("clip_norm"), chart.scalar("clip_max_norm")

@@ -41,31 +41,49 @@ class Sheet:
     def __init__(self, role: str) -> None:
         self._statistics = _STATISTICS.get(role, ("norm",))
         self._waiting: list[_Line] = []
+        self._last: _Line | None = None
+        self.layers: set[str] = set()  # of all steps
+        self._taken: dict[str, int] = {}  # how many of those that wait are in the series already
         self._series: dict[str, Series] = {}
 
     def add(self, step: int, rows: LayerRows) -> None:
         # Copies: these arrays may be views of tensors, which nobody should keep alive.
         extras = {name: values.copy() for name, values in rows.extras.items()}
-        self._waiting.append(_Line(step, rows.layers, rows.rows.values.copy(), extras))
+        if self._last is None or self._last.layers is not rows.layers:
+            self.layers.update(rows.layers)
+        self._last = _Line(step, rows.layers, rows.rows.values.copy(), extras)
+        self._waiting.append(self._last)
         if len(self._waiting) >= _MOST_WAITING or len(self._waiting) * rows.rows.values.size >= _MOST_NUMBERS:
-            self._settle()
+            for name in dict.fromkeys((*self._statistics, *(name for line in self._waiting for name in line.extras))):
+                self._settle(name)
+            self._waiting, self._taken = [], {}
 
     def series(self, statistic: str) -> Series:
         """Empty where it was never measured."""
-        if self._waiting:
-            self._settle()
+        if self._taken.get(statistic, 0) < len(self._waiting):
+            self._settle(statistic)
         return self._series.get(statistic, _NONE)
 
-    def _settle(self) -> None:
-        waiting, self._waiting = self._waiting, []
-        for (layers, extras), alike in groupby(waiting, key=lambda line: (line.layers, tuple(line.extras))):
-            lines = list(alike)
-            steps = np.array([line.step for line in lines], dtype=np.int64)
-            rows = np.array([line.rows for line in lines])
-            for statistic in self._statistics:
-                self._extend(statistic, layers, steps, derive(rows, statistic))
-            for name in extras:
-                self._extend(name, layers, steps, np.array([line.extras[name] for line in lines]))
+    def last(self, statistic: str) -> tuple[tuple[str, ...], Floats]:
+        """Layers and values of the last step, with no series made of them: a quick look. NaN where it was not known."""
+        if self._last is None:
+            return (), np.zeros(0)
+        if statistic in self._statistics:
+            return self._last.layers, derive(self._last.rows, statistic)
+        return self._last.layers, self._last.extras.get(statistic, np.full(len(self._last.layers), np.nan))
+
+    def _settle(self, name: str) -> None:
+        lines = self._waiting[self._taken.get(name, 0) :]
+        self._taken[name] = len(self._waiting)
+        is_derived = name in self._statistics
+        known = lines if is_derived else [line for line in lines if name in line.extras]
+        for layers, alike in groupby(known, key=lambda line: line.layers):
+            same = list(alike)
+            steps = np.array([line.step for line in same], dtype=np.int64)
+            if is_derived:
+                self._extend(name, layers, steps, derive(np.array([line.rows for line in same]), name))
+            else:
+                self._extend(name, layers, steps, np.array([line.extras[name] for line in same]))
 
     def _extend(self, name: str, layers: tuple[str, ...], steps: Integers, values: Floats) -> None:
         series = self._series.get(name)

@@ -6,9 +6,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-from holter.diagnosis.chart import Chart
-from holter.diagnosis.events import Events
+from holter.diagnosis.chart import STEP, Chart
+from holter.diagnosis.events import Event, Events
 from holter.diagnosis.thresholds import Thresholds
+
+EVENTS = "events"  # among what a rule looks at
 
 
 class Kind(IntEnum):
@@ -43,16 +45,27 @@ class Suspicion:
         return self.since if self.by is None else self.by
 
 
-@dataclass(frozen=True, eq=False)
 class Case:
-    chart: Chart
-    events: Events
-    limits: Thresholds = field(default_factory=Thresholds)
+    """The chart keeps what a rule looks at, here too: where there is no news of that, a silent rule stays silent."""
+
+    def __init__(self, chart: Chart, events: Events, limits: Thresholds | None = None) -> None:
+        self.chart, self.limits = chart, limits or Thresholds()
+        self._events = events
 
     @property
     def step(self) -> int:
         """The one that was last recorded."""
+        self.chart.reads.add(STEP)
         return self.chart.step
+
+    @property
+    def events(self) -> Events:
+        self.chart.reads.add(EVENTS)
+        return self._events
+
+    def lately(self, name: str, within: int, direction: int | None = None) -> list[Event]:
+        """The events of one series in the last steps, the earliest first. That one has become old is no news."""
+        return self.events.of(name, direction=direction, since=self.chart.step - within)
 
 
 Rule = Callable[[Case], Iterable[Suspicion]]

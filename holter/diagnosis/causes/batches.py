@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from holter.diagnosis.chart import Chart, once_a_step
+from holter.diagnosis.chart import Chart, until_news
 from holter.series import Floats, Series, known_median, overall_median
 
 OFF = 10.0  # times the size of 1 that layers are initialised for
@@ -25,7 +25,7 @@ def targets_of(series: Series) -> list[int]:
     return [place for place, name in enumerate(series.names) if is_target(name)]
 
 
-@once_a_step
+@until_news
 def numeric_inputs(chart: Chart) -> list[int]:
     """Places of the inputs whose size means something: token ids and masks of whole numbers do not count.
 
@@ -48,7 +48,7 @@ def first_inputs(chart: Chart, statistic: str, places: list[int]) -> Floats:
     return found
 
 
-@once_a_step
+@until_news
 def inputs_are_large(chart: Chart) -> bool:
     """Whether the first inputs were far larger than what layers are initialised for."""
     places = numeric_inputs(chart)
@@ -56,7 +56,7 @@ def inputs_are_large(chart: Chart) -> bool:
     return bool((np.hypot(mean, std) > OFF).any())
 
 
-@once_a_step
+@until_news
 def label_entropies(chart: Chart) -> tuple[Series, int]:
     """Of the first tensor of labels that are classes, and its place; -1 where there is none."""
     series = chart.table("batch", "label_entropy")
@@ -66,14 +66,14 @@ def label_entropies(chart: Chart) -> tuple[Series, int]:
     return series, -1
 
 
-@once_a_step
+@until_news
 def classes_in(chart: Chart) -> set[str]:
     """Targets that are classes: of a few examples all may well be of one, and the number of a class is no size."""
     series = chart.table("batch", "label_entropy")
     return {series.names[place] for place in targets_of(series) if np.isfinite(series.opening[:, place]).any()}
 
 
-@once_a_step
+@until_news
 def guess_loss(chart: Chart) -> float:
     """Cross-entropy of who knows nothing but how frequent the classes are, in nats; NaN where labels are not logged.
 
@@ -88,22 +88,27 @@ def guess_loss(chart: Chart) -> float:
     return found + (float(np.exp(found)) - 1) / (2 * max(known_median(labels), 1.0))
 
 
-@once_a_step
+@until_news
 def classes(chart: Chart) -> int:
     """How many outputs the last layer has; 0 where that is not known, or the labels are no classes of it."""
-    matrices = [name for name in chart.parameters if chart.is_matrix(name)]
-    heads = [name for name in matrices if chart.part(name) == "output"] or matrices
-    if not heads:
-        return 0
-    found = chart.shape(heads[-1])[0]
-    highest = chart.table("batch", "max")
     _, place = label_entropies(chart)
-    if place < 0 or not np.nanmax(highest.opening[:, place], initial=-np.inf) < found:
+    head = _last_matrix(chart) if place >= 0 else None
+    if head is None:
+        return 0
+    found, highest = chart.shape(head)[0], chart.table("batch", "max")
+    if not np.nanmax(highest.opening[:, place], initial=-np.inf) < found:
         return 0
     return int(found)
 
 
-@once_a_step
+@until_news
+def _last_matrix(chart: Chart) -> str | None:
+    matrices = [name for name in chart.parameters if chart.is_matrix(name)]
+    heads = [name for name in matrices if chart.part(name) == "output"] or matrices
+    return heads[-1] if heads else None
+
+
+@until_news
 def target_power(chart: Chart) -> float:
     """The mean square of targets that are numbers: what a model that puts out zeros loses by it. NaN if not known."""
     means, deviations = chart.table("batch", "mean"), chart.table("batch", "std")
@@ -117,6 +122,6 @@ def target_power(chart: Chart) -> float:
 
 def first_losses(chart: Chart, most: int = 3) -> Floats:
     """The finite ones among the first few of the run."""
-    values = chart.scalar("loss").opening[:most, 0]
+    values = chart.opening("loss")[1][:most]
     found: Floats = values[np.isfinite(values)]
     return found

@@ -17,7 +17,7 @@ from holter.diagnosis.causes.batches import (
 )
 from holter.diagnosis.chart import Chart, column
 from holter.diagnosis.events import Event
-from holter.diagnosis.evidence import matrices, middle
+from holter.diagnosis.evidence import matrices, middle, typical_now
 from holter.diagnosis.suspicion import Case, Kind, Suspicion
 from holter.series import Flags, Floats, Integers, Series, known_median, logs, overall_median, spread
 from holter.words import number, share
@@ -97,11 +97,11 @@ def _caught(case: Case, since: int) -> bool | None:
 
 def corrupt(case: Case) -> Iterator[Suspicion]:
     """batch-corrupt: a batch or two far from all others, and a gradient or a loss that shows it in the same step."""
-    labels = classes_in(case.chart)
+    near = [event for name in ("batch/std", "batch/abs_max") for event in case.lately(name, _LATELY)]
+    labels = classes_in(case.chart) if near else set()
     found = [
         event
-        for name in ("batch/std", "batch/abs_max")
-        for event in case.events.of(name, since=case.step - _LATELY)
+        for event in near
         if event.layer not in labels
         and event.until is not None
         and event.values <= _SHORT
@@ -356,6 +356,8 @@ def repeated(case: Case) -> Iterator[Suspicion]:
 
 def _agreeing(case: Case) -> Iterator[Suspicion]:
     """Without hashes: gradients that began to agree while their norm and the loss fall."""
+    if typical_now(case.chart, "update", "cosine") <= 0.9:
+        return
     series, losses = case.chart.table("update", "cosine"), case.chart.scalar("loss")
     steps, cosines = middle(series, matrices(case.chart, series)) if len(losses) >= 20 else (series.steps, np.zeros(0))
     run = _last_run(cosines > 0.9)

@@ -7,16 +7,16 @@ whatever its size (1 for Xavier, 1.4 for Kaiming, 0.6 as torch does it, 0.02 x s
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from holter.diagnosis.anatomy import fan_in, hidden_matrices, output_matrix, owner
 from holter.diagnosis.causes.batches import inputs_are_large
-from holter.diagnosis.chart import Chart
+from holter.diagnosis.chart import Chart, until_news
 from holter.diagnosis.suspicion import Case, Kind, Suspicion
-from holter.series import Floats, logs, overall_median
+from holter.series import Floats, logs, median, overall_median
 from holter.words import number, times
 
 _ASKED = (2, 5, 10, 20, 35)  # steps after the first at which the start is judged: it does not change any more
@@ -45,7 +45,7 @@ class _Start:
 
 def initialisation(case: Case) -> Iterator[Suspicion]:
     """init-too-large and init-too-small: by the gains of the weights, and by what they do to the signal."""
-    start = _start(case)
+    start = _start(case.chart) if _is_asked(case) else None
     if start is None:
         return
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -64,14 +64,16 @@ def initialisation(case: Case) -> Iterator[Suspicion]:
         yield from _too_small(case.chart, start, small.tolist())
 
 
-def _start(case: Case) -> _Start | None:
-    chart = case.chart
-    if case.step - chart.first_step not in _ASKED or chart.first_step > 0:
-        return None
+def _is_asked(case: Case) -> bool:
+    return case.chart.first_step <= 0 and case.step - case.chart.first_step in _ASKED
+
+
+@until_news
+def _start(chart: Chart) -> _Start | None:
     rms = chart.table("weight", "rms")
     if not len(rms) or rms.opening_steps[0] > chart.first_step:
         return None
-    places = hidden_matrices(chart, rms.names)
+    places = list(hidden_matrices(chart, rms.names))
     names = [rms.names[place] for place in places]
     output = output_matrix(chart)
     if output in rms.names and chart.part(output) == "embedding":  # it makes the output too: it counts as the last
@@ -83,6 +85,7 @@ def _start(case: Case) -> _Start | None:
     return _Start(tuple(names), gains, _sizes(chart, "rms", names))
 
 
+@until_news
 def _first_look(chart: Chart, statistic: str) -> dict[str, float]:
     """Of every module, in the order in which they finished; empty where nobody looked at the first step."""
     series = chart.table("activation", statistic)
@@ -194,28 +197,35 @@ def _before_output(chart: Chart, rows: list[str]) -> str | None:
 
 def symmetric(case: Case) -> Iterator[Suspicion]:
     """init-symmetric: rows of a weight that are identical get identical gradients, and stay so."""
-    chart = case.chart
-    if case.step - chart.first_step not in _ASKED or chart.first_step > 0:
+    if not _is_asked(case):
         return
+    chart = case.chart
     rms, std = chart.table("weight", "rms"), chart.table("weight", "std")
     if not len(rms) or rms.opening_steps[0] > chart.first_step or std.names != rms.names:
         return
-    places = [place for place in hidden_matrices(chart, rms.names) if _has_units(chart, rms.names[place])]
+    places = _with_units(chart, rms.names)
+    sizes, spreads = rms.opening[0].tolist(), std.opening[0].tolist()
     for place in places:
-        name, size = rms.names[place], float(rms.opening[0, place])
-        if size > 0 and std.opening[0, place] <= 1e-3 * size:
+        name, size = rms.names[place], sizes[place]
+        if size > 0 and spreads[place] <= 1e-3 * size:
             yield _same(chart, name, 0.95, {"weight": size, "spread": 0.0}, f"every weight is {number(size)}")
             return
+    ranks, counts = _first_look(chart, "rank"), _first_look(chart, "count")
     for place in places:
         name = rms.names[place]
-        rank = _rank_of(chart, name)
+        rank = _rank_of(chart, name, ranks, counts)
         # One column that is far larger than all others makes a rank of one too.
         if rank is not None and 0.5 < rank <= _ALIKE and not inputs_are_large(chart):
             yield _same(chart, name, 0.85, {"rank": rank}, "its units all put out the same")
             return
-        if rms.opening[0, place] == 0 and _never_moves(case, name):
+        if sizes[place] == 0 and _never_moves(case, name):
             yield _same(chart, name, 0.8, {"weight": 0.0}, "all its weights are 0, and no gradient changes that")
             return
+
+
+@until_news
+def _with_units(chart: Chart, names: tuple[str, ...]) -> list[int]:
+    return [place for place in hidden_matrices(chart, names) if _has_units(chart, names[place])]
 
 
 def _has_units(chart: Chart, name: str) -> bool:
@@ -223,9 +233,9 @@ def _has_units(chart: Chart, name: str) -> bool:
     return (not kind or any(word in kind for word in _PASSES)) and shape[0] >= 3 and fan_in(chart, name) > 1
 
 
-def _rank_of(chart: Chart, name: str) -> float | None:
+def _rank_of(chart: Chart, name: str, ranks: Mapping[str, float], counts: Mapping[str, float]) -> float | None:
     """Of what the module put out at the first step, if there were enough examples to tell."""
-    rank, count = _first_look(chart, "rank").get(owner(name)), _first_look(chart, "count").get(owner(name))
+    rank, count = ranks.get(owner(name)), counts.get(owner(name))
     return None if rank is None or count is None or count / chart.shape(name)[0] < 4 else rank
 
 
@@ -262,12 +272,13 @@ def vanishing(case: Case) -> Iterator[Suspicion]:
     chart = case.chart
     if not 5 <= (case.step - chart.first_step) % 50 < 16:  # it changes slowly, and must be seen twice in a row
         return
-    norms = chart.table("gradient", "norm")
-    places = hidden_matrices(chart, norms.names) if len(norms) >= _LAYERS and chart.depth else []
-    if len(places) < _LAYERS - 1:
+    first = _first_profile(chart)
+    if first is None or first[1] < 0.85 or first[0] < 1.3:
         return
-    first, now = _profile(norms.opening[:8, places]), _profile(norms.values[-8:, places])
-    if first is None or now is None or min(first[1], now[1]) < 0.85:
+    norms = chart.table("gradient", "norm")
+    places = hidden_matrices(chart, norms.names)
+    now = _profile(norms.values[-8:, places])
+    if now is None or now[1] < 0.85:
         return
     drop, factor = min(first[0], now[0]), 10 ** (min(first[0], now[0]) / (len(places) - 1))
     if not (drop >= 1.3 and factor >= 1.8) and not drop >= 3:
@@ -292,12 +303,19 @@ def vanishing(case: Case) -> Iterator[Suspicion]:
     )
 
 
+@until_news
+def _first_profile(chart: Chart) -> tuple[float, float] | None:
+    names, norms = chart.first("gradient", "norm", 8)
+    places = hidden_matrices(chart, names) if len(norms) >= _LAYERS and chart.depth else []
+    return _profile(norms[:, places]) if len(places) >= _LAYERS - 1 else None
+
+
 def _profile(norms: Floats) -> tuple[float, float] | None:
     """Powers of ten between the first and the last layer of a straight line through them, and how straight it is."""
     known = (norms > 0).all(axis=1)
     if known.sum() < 3:
         return None
-    sizes = logs(np.median(norms[known], axis=0))
+    sizes = logs(median(norms[known]))
     places = np.arange(len(sizes)) - (len(sizes) - 1) / 2
     slope = float(places @ (sizes - sizes.mean()) / (places @ places))
     spread = float(np.std(sizes) * np.std(places))

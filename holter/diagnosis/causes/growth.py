@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from holter.diagnosis.anatomy import elements, fan_in, is_within, output_matrix, owner
-from holter.diagnosis.chart import Chart
+from holter.diagnosis.chart import Chart, until_news
+from holter.diagnosis.evidence import matrices
 from holter.diagnosis.suspicion import Case, Kind, Suspicion
 from holter.series import Floats, Integers, logs, median, overall_median
 from holter.words import number, times
@@ -95,18 +96,19 @@ def _climbs(chart: Chart) -> Iterator[_Climb]:
         steady = np.flatnonzero((np.diff(recent, axis=0) > 0.003).all(axis=0) & (recent[-1] - recent[0] > 0.05))
     if not len(steady):
         return
-    matrices = [place for place, name in enumerate(norms.names) if chart.is_matrix(name)]
-    values = logs(norms.values)
-    for place in steady.tolist():
-        name = norms.names[place]
-        if place not in matrices or not np.isfinite(values[:, place]).all():
+    places = [place for place in matrices(chart, norms) if chart.is_matrix(norms.names[place])]
+    for place in sorted(set(steady.tolist()).intersection(places)):
+        name, values = norms.names[place], logs(norms.values[:, place])
+        if not np.isfinite(values).all():
             continue
-        start, since = _foot(norms.steps, values[:, place])
-        grown = values[-1, matrices] - values[start, matrices]
-        usual = overall_median(np.abs(grown[np.isfinite(grown)])) if len(matrices) > 2 else 0.0
-        climbed = float(values[-1, place] - values[start, place])
         gain = float(norms.values[-1, place]) * (fan_in(chart, name) / elements(chart, [name])) ** 0.5
-        if climbed > max(np.log10(_CLIMBED), 3 * usual) and gain > _AMPLIFIES:
+        start, since = _foot(norms.steps, values)
+        climbed = float(values[-1] - values[start])
+        if not gain > _AMPLIFIES or not climbed > np.log10(_CLIMBED):
+            continue
+        grown = logs(norms.values[-1, places]) - logs(norms.values[start, places])
+        usual = overall_median(np.abs(grown[np.isfinite(grown)])) if len(places) > 2 else 0.0
+        if climbed > 3 * usual:
             yield _Climb(name, since, int(norms.steps[start + 1]), 10**climbed, gain, 10**usual)
 
 
@@ -310,12 +312,11 @@ def _bias_drift(chart: Chart) -> _Drift | None:
     norms = chart.table("update", "weight_norm")
     if len(norms) < _LOOKS:
         return None
-    with np.errstate(invalid="ignore"):
-        rising = np.flatnonzero((np.diff(norms.values[-_LOOKS:], axis=0) > 0).all(axis=0))
-    for place in rising.tolist():
+    for place in _output_biases(chart, norms.names):
         name = norms.names[place]
-        if chart.part(name) != "output" or len(chart.shape(name)) != 1:
-            continue
+        with np.errstate(invalid="ignore"):
+            if not (np.diff(norms.values[-_LOOKS:, place]) > 0).all():
+                continue
         sizes = norms.values[:, place] / chart.shape(name)[0] ** 0.5
         if not np.isfinite(sizes).all():
             continue
@@ -325,6 +326,11 @@ def _bias_drift(chart: Chart) -> _Drift | None:
             told = f"The output's bias has moved by {moved:.2g} in every class since step {since:,}"
             return since, int(norms.steps[start + 1]), {"bias": float(sizes[-1]), "moved": moved}, told
     return None
+
+
+@until_news
+def _output_biases(chart: Chart, names: tuple[str, ...]) -> list[int]:
+    return [p for p, name in enumerate(names) if chart.part(name) == "output" and len(chart.shape(name)) == 1]
 
 
 def _mean_drift(chart: Chart) -> _Drift | None:

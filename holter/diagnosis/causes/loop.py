@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from holter.diagnosis.chart import Chart, column
-from holter.diagnosis.evidence import data_is_usual, rate_is_flat, typical_of
+from holter.diagnosis.evidence import data_is_usual, rate_is_flat, typical_now, typical_of
 from holter.diagnosis.suspicion import Case, Kind, Suspicion
 from holter.series import Floats, Integers, Series, known_median, median, overall_median
 
@@ -18,6 +18,8 @@ def not_cleared(case: Case) -> Iterator[Suspicion]:
     A stuck batch agrees too, but its norm and loss fall; with a loss of the wrong sign they grow while it goes down.
     """
     chart = case.chart
+    if typical_now(chart, "update", "cosine") <= 0.9:
+        return
     steps, cosines = typical_of(chart, "update", "cosine")
     at, norms = column(chart.scalar("gradient_norm"))
     if len(cosines) < 2 or len(norms) < 5 or not (cosines[-2:] > 0.9).all() or not norms[-1] > 0:
@@ -116,7 +118,7 @@ def _rises(case: Case) -> list[int]:
     found = {
         event.since
         for name in ("gradient_norm", "loss")
-        for event in case.events.of(name, direction=1, since=case.step - 40)
+        for event in case.lately(name, 40, direction=1)
         if event.until is None and event.values >= 4
     }
     steps, sizes = column(case.chart.scalar("batch/size"))

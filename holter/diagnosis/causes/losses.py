@@ -14,7 +14,7 @@ from holter.diagnosis.causes.batches import (
     label_entropies,
     target_power,
 )
-from holter.diagnosis.chart import Chart, column
+from holter.diagnosis.chart import Chart, column, until_news
 from holter.diagnosis.suspicion import Case, Kind, Suspicion
 from holter.series import Floats, median, overall_median, spread
 from holter.words import number
@@ -33,11 +33,9 @@ def softmax_twice(case: Case) -> Iterator[Suspicion]:
     Of K probabilities p the loss ln(sum of e^p) - p[label] lies between ln(e + K - 1) - 1 and ln(e + K - 1).
     """
     chart = case.chart
-    series = chart.scalar("loss")
-    if len(series) < _SEEN:
-        return
     count = classes(chart)
-    if count < 2:
+    series = chart.scalar("loss") if count >= 2 else None
+    if series is None or len(series) < _SEEN:
         return
     losses = np.concatenate([series.opening[:, 0], series.values[:, 0]])
     high = float(np.log(np.e + count - 1))
@@ -99,7 +97,7 @@ def wrong_sign(case: Case) -> Iterator[Suspicion]:
     """
     chart = case.chart
     steps, losses = column(chart.scalar("loss"))
-    if len(losses) < 6 or not (losses[-3:] < 0).all():
+    if not chart.latest("loss") < 0 or len(losses) < 6 or not (losses[-3:] < 0).all():
         return
     known = np.isfinite(losses)
     steps, losses = steps[known], losses[known]
@@ -174,13 +172,14 @@ def _ever_faster(losses: Floats) -> bool:
 def summed(case: Case) -> Iterator[Suspicion]:
     """loss-reduction: the loss is as many times that of a guess as the batch has examples or labels."""
     chart = case.chart
-    if len(chart.scalar("loss")) < 2:
+    if not _numbers(chart) or len(chart.scalar("loss")) < 2:
         return
     if case.step - chart.first_step <= 100 and not chart.resumed:
         yield from _summed_at_first(chart)
     yield from _summed_since(case)
 
 
+@until_news
 def _numbers(chart: Chart) -> dict[str, float]:
     """How many there are in a batch, of what may be summed over; more than a few, so that it is no coincidence."""
     sizes, counts = chart.table("batch", "size"), chart.table("batch", "count")
@@ -225,7 +224,7 @@ def _summed_since(case: Case) -> Iterator[Suspicion]:
     """A loss that is at once, and stays, as many times what it was."""
     series = case.chart.scalar("loss")
     numbers = _numbers(case.chart)
-    for event in case.events.of("loss", direction=1, since=case.step - 60) if numbers else ():
+    for event in case.lately("loss", 60, direction=1):
         before, after = series.before(event.since, 24)[:, 0], series.since(event.since)[:12, 0]
         was = overall_median(before)
         if len(before) < 4 or len(after) < 4 or not was > 0 or not (after[:4] > 0.5 * event.first_factor * was).all():

@@ -17,6 +17,7 @@ from holter.diagnosis.evidence import (
     middle,
     rate_is_flat,
     rate_of,
+    typical_now,
     typical_of,
 )
 from holter.diagnosis.suspicion import Case, Kind, Suspicion
@@ -37,7 +38,7 @@ def no_clip(case: Case) -> Iterator[Suspicion]:
         return
     spikes = [
         event
-        for event in case.events.of("gradient_norm", direction=1, since=case.step - _LOOKS_BACK)
+        for event in case.lately("gradient_norm", _LOOKS_BACK, direction=1)
         if event.until is not None and event.values <= 3 and 8 <= event.factor < np.inf
     ]
     spikes = [e for e in spikes if data_is_usual(case, e.since) and rate_is_flat(chart, e.since - 3, e.since)]
@@ -76,7 +77,7 @@ def tight_clip(case: Case) -> Iterator[Suspicion]:
     if not len(times):
         yield from _pinned(case)
         return
-    if len(times) < 10 or not (times[-10:] > 1).all() or not overall_median(times[-20:]) > _TIGHT:
+    if len(times) < 10 or not times[-1] > 1 or not (times[-10:] > 1).all() or not overall_median(times[-20:]) > _TIGHT:
         return
     _, ratios = typical_of(case.chart, "update", "ratio")
     # Adam's steps do not depend on the length of the gradient, as long as that is the same; and where gradients explode
@@ -108,9 +109,13 @@ def tight_clip(case: Case) -> Iterator[Suspicion]:
 def _pinned(case: Case) -> Iterator[Suspicion]:
     """Of a clip that was not seen: every gradient has the same norm to the last digits, and moves next to nothing."""
     chart = case.chart
-    steps, norms = column(chart.scalar("gradient_norm"))
+    if is_adaptive(chart):
+        return
     _, ratios = typical_of(chart, "update", "ratio")
-    if len(norms) < 20 or len(ratios) < 3 or is_adaptive(chart) or not overall_median(ratios[-3:]) < 2e-5:
+    if len(ratios) < 3 or not overall_median(ratios[-3:]) < 2e-5:
+        return
+    steps, norms = column(chart.scalar("gradient_norm"))
+    if len(norms) < 20:
         return
     limit = overall_median(norms[-20:])
     if not limit > 0 or not np.ptp(norms[-20:]) < _PINNED * limit:
@@ -133,7 +138,7 @@ def _pinned(case: Case) -> Iterator[Suspicion]:
 def lost_state(case: Case) -> Iterator[Suspicion]:
     """optimizer-state-lost: its own counter begins anew and goes on from there."""
     steps, counts = column(case.chart.scalar("optimizer_step"))
-    if len(counts) >= 3:
+    if len(counts) >= 3 and counts[1:].min() <= 1:
         anew = (counts[1:-1] <= 1) & (counts[:-2] >= 5) & (counts[2:] == counts[1:-1] + 1)
         place = int(np.flatnonzero(anew)[-1]) + 1 if anew.any() else 0
         # With two optimizers that take turns the counter falls too, and comes back.
@@ -169,6 +174,8 @@ def _lost(since: int, evidence: dict[str, object]) -> Suspicion:
 def eps_dominates(case: Case) -> Iterator[Suspicion]:
     """adam-eps-dominates: for most weights the second moment is below eps, so that the rate is not what it says."""
     chart = case.chart
+    if typical_now(chart, "second_moment", "below_eps") == 0:
+        return
     series, sizes = chart.table("second_moment", "below_eps"), last_of(chart.table("second_moment", "norm"))
     chosen = [place for place in matrices(chart, series) if len(sizes) == len(series.names) and sizes[place] > 0]
     steps, shares = middle(series, chosen)  # of those that are kept: some optimizers have a place for it and no use
@@ -198,6 +205,8 @@ def second_moment_lags(case: Case) -> Iterator[Suspicion]:
     In a steady state g / sqrt(v) is about 1 at most. Its step is known from the tensor's own gradient.
     """
     chart = case.chart
+    if not (chart.now("second_moment", "rms_ratio")[1] > _OUTGROWN).any():
+        return
     ratios = chart.table("second_moment", "rms_ratio")
     if len(ratios) < 4 or case.step - ratios.steps[-1] > 12:
         return
@@ -234,16 +243,16 @@ def heavy_decay(case: Case) -> Iterator[Suspicion]:
     chosen = matrices(chart, series)
     if len(series) < 4 or not len(chosen):
         return
+    window = series.steps >= series.steps[-1] - 120
+    at, norms = series.steps[window], series.values[window][:, chosen]
+    with np.errstate(all="ignore"):
+        if len(at) < 4 or at[-1] - at[0] < 20 or known_median(norms[-1] / norms[0]) > 0.95:
+            return
+        found = slopes(at, np.log(norms))
     decay = _decay(chart.scalars("weight_decay"))
     steps, rates = rate_of(chart)
     if not decay > 0 or not len(rates):
         return
-    window = series.steps >= series.steps[-1] - 120
-    at, norms = series.steps[window], series.values[window][:, chosen]
-    if len(at) < 4 or at[-1] - at[0] < 20:
-        return
-    with np.errstate(all="ignore"):
-        found = slopes(at, np.log(norms))
     planned = -overall_median(rates[steps >= at[0]]) * decay
     shrink = found[np.isfinite(found)]
     span, usual = int(at[-1] - at[0]), overall_median(shrink)

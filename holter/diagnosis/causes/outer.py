@@ -10,6 +10,7 @@ from holter.diagnosis.events import Event
 from holter.diagnosis.evidence import first_nonfinite
 from holter.diagnosis.finding import UNKNOWN
 from holter.diagnosis.suspicion import Case, Kind, Suspicion
+from holter.series import Series
 from holter.words import number
 
 _LASTING = 12  # values in a row that lie outside
@@ -27,17 +28,23 @@ def unexplained(case: Case) -> Iterator[Suspicion]:
         if lost is not None:
             yield _unknown(case, name, lost, float("inf"), True)
             return
-        if name == "loss" and (case.chart.scalar(name).values <= 0).any():
-            continue  # one that may be negative has no level to be a multiple of
-        size = float(case.chart.scalar(name).values[-1, 0]) if len(case.chart.scalar(name)) else 0.0
-        for event in case.events.of(name, direction=1, since=case.step - 200):
-            if event.until is None and event.values >= _LASTING and event.factor >= warns and size > least:
+        for event in case.lately(name, 200, direction=1):
+            is_far = event.until is None and event.values >= _LASTING and event.factor >= warns
+            if is_far and _is_beyond(case.chart.scalar(name), least):
                 yield _unknown(case, name, event.since, event.factor, event.factor >= stops)
                 return
 
 
+def _is_beyond(series: Series, least: float) -> bool:
+    """Whether the last value is; one that may be negative has no level to be a multiple of."""
+    is_size = series.names[0] != "loss" or not (series.values <= 0).any()
+    return is_size and len(series) > 0 and bool(series.values[-1, 0] > least)
+
+
 def _lost_since(case: Case, name: str) -> int | None:
     """Since when the last values have not been finite; a scaler that skips one step is not meant."""
+    if np.isfinite(case.chart.latest(name)):
+        return None
     series = case.chart.scalar(name)
     if name != "loss" and len(case.chart.scalar("loss_scale")):
         return None

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from holter.diagnosis.chart import Chart, column
+from holter.diagnosis.chart import Chart, column, until_news
 from holter.diagnosis.suspicion import Case, Kind, Suspicion
 from holter.series import Flags, Floats, Integers, Series, overall_median, slope
 from holter.words import duration, share, size
@@ -87,8 +87,7 @@ def memory_grows(case: Case) -> Iterator[Suspicion]:
     """memory-growth: memory climbs look after look and does not settle, or the steps take longer and longer as they do
     where each goes back through all before it."""
     for name in ("machine/gpu_memory", "machine/process_memory"):
-        series = case.chart.scalar(name)
-        found = _climb(series, _LOOKS, 1 + _GROWN, 0.75) if len(series) >= _LOOKS else None
+        found = _memory_climb(case.chart, name)
         if found is not None and found.last - found.first >= _LEAST:
             yield _growth(case.chart, name, found)
             return
@@ -103,6 +102,12 @@ def memory_grows(case: Case) -> Iterator[Suspicion]:
         yield _slower(found)
 
 
+@until_news
+def _memory_climb(chart: Chart, name: str) -> _Climb | None:
+    series = chart.scalar(name)
+    return _climb(series, _LOOKS, 1 + _GROWN, 0.75) if len(series) >= _LOOKS else None
+
+
 class _Climb:
     """A steady rise: since when, from what to what, and how much a step."""
 
@@ -115,6 +120,8 @@ def _climb(series: Series, least: int, times: float, even: float) -> _Climb | No
     steps, values = column(series)
     late = values[-least:]
     half = least // 2
+    if not overall_median(values[-3:]) > times * values.min():
+        return None
     if not late[half:].mean() > 1.02 * late[:half].mean() or not np.isfinite(values).all():
         return None
     parts = np.array([overall_median(part) for part in np.array_split(late, 4)])

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from holter.diagnosis.chart import Chart, column
-from holter.diagnosis.evidence import rate_of
+from holter.diagnosis.chart import Chart, column, until_news
+from holter.diagnosis.evidence import most_zeros, rate_of
 from holter.diagnosis.suspicion import Case, Kind, Suspicion
 from holter.series import Flags, Floats, Integers, Series, overall_median
 from holter.words import number, share
@@ -116,8 +116,10 @@ def _near_the_limit(chart: Chart, since: int) -> tuple[str | None, float]:
 def _without_scaler(case: Case) -> Iterator[Suspicion]:
     """A loss that is not finite after a layer came near the limit of float16."""
     chart = case.chart
+    if np.isfinite(chart.latest("loss")):
+        return
     near, losses = chart.table("activation", "near_overflow"), chart.scalar("loss")
-    if not len(near) or not len(losses) or np.isfinite(losses.values[-1, 0]):
+    if not len(near) or not len(losses):
         return
     bad = np.flatnonzero(~np.isfinite(losses.values[:, 0]))
     since = int(losses.steps[bad[0]])
@@ -150,9 +152,9 @@ def underflow(case: Case) -> Iterator[Suspicion]:
     beside values of the usual size.
     """
     chart = case.chart
-    zeros, tops = chart.table("gradient", "zero_share"), chart.table("gradient", "abs_max")
-    if not len(zeros) or not np.nanmax(zeros.values[-1], initial=0.0) >= _ZEROS:
+    if most_zeros(chart) < _ZEROS:
         return
+    zeros, tops = chart.table("gradient", "zero_share"), chart.table("gradient", "abs_max")
     if not (tops.values[-1] * _scales(chart, zeros.steps[-1:]) < _GRID * _SMALLEST).any():
         return
     flushed = _flushed(chart, zeros, tops, 64)
@@ -242,11 +244,11 @@ def update_lost(case: Case) -> Iterator[Suspicion]:
     """bf16-update-lost: weights in half precision most of whose values keep their bits though the step would change
     them. At the end of a schedule, where the rate is next to nothing, little is lost by it."""
     chart = case.chart
-    series = chart.table("update", "unchanged")
-    if len(series) < 2:
+    if not _in_half(chart, chart.now("update", "unchanged")[0]):
         return
-    half = [place for place, name in enumerate(series.names) if chart.dtype(name) in ("bfloat16", "float16")]
-    if not half:
+    series = chart.table("update", "unchanged")
+    half = _in_half(chart, series.names)
+    if len(series) < 2:
         return
     lost, sizes = _lost_share(chart, series, half)
     known = np.where(np.isnan(lost), 0, sizes)
@@ -273,6 +275,11 @@ def update_lost(case: Case) -> Iterator[Suspicion]:
         "rounding.",
         check="It worked if `unchanged` is near the share of zeros in the gradient.",
     )
+
+
+@until_news
+def _in_half(chart: Chart, names: tuple[str, ...]) -> list[int]:
+    return [place for place, name in enumerate(names) if chart.dtype(name) in ("bfloat16", "float16")]
 
 
 def _lost_share(chart: Chart, series: Series, half: list[int]) -> tuple[Floats, Floats]:

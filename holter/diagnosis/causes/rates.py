@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import numpy as np
 
 from holter.diagnosis.causes.batches import guess_loss
-from holter.diagnosis.chart import Chart, column, once_a_step
-from holter.diagnosis.evidence import clipping, harm, is_adaptive, matrices, middle, rate_of, typical_of
+from holter.diagnosis.chart import Chart, column, until_news
+from holter.diagnosis.evidence import clipping, harm, is_adaptive, matrices, middle, rate_of, typical_now, typical_of
 from holter.diagnosis.suspicion import Case, Kind, Suspicion
-from holter.series import median, overall_median
+from holter.series import Floats, Integers, median, overall_median
 from holter.words import number
 
 _SMOOTH = 1.35  # between two steps, of a rate that follows its schedule
@@ -23,7 +23,8 @@ _OPENING = 60  # steps in which a rate that is wrong from the start shows
 def jump(case: Case) -> Iterator[Suspicion]:
     """lr-jump: a rate that rose at once, above all before it, and harm right after."""
     steps, rates = rate_of(case.chart)
-    if len(rates) < 6 or not (rates > 0).all() or rates.max() == rates.min():
+    lowest = rates.min(initial=np.inf)
+    if len(rates) < 6 or not lowest > 0 or rates.max() < 2 * lowest:
         return
     ratios, peaks = rates[1:] / rates[:-1], column(case.chart.peaks)[1]
     if len(peaks) != len(rates):
@@ -58,15 +59,10 @@ def jump(case: Case) -> Iterator[Suspicion]:
 def too_high(case: Case) -> Iterator[Suspicion]:
     """lr-too-high: updates of the size of the weights from the first steps, and a loss that does not come down."""
     chart = case.chart
-    ratios = chart.table("update", "ratio")
-    chosen = matrices(chart, ratios)
-    steps, sizes = ratios.opening_steps, ratios.opening[:, chosen] if chosen else ratios.opening
-    early = steps < _opening_ends(chart)
-    if not early.any() or chart.resumed:
+    if not _are_large(chart) or chart.resumed:
         return
-    with np.errstate(all="ignore"):
-        typical = median(sizes[early].T)
-        largest = float(np.max(typical[np.isfinite(typical)], initial=0.0))
+    steps, typical = _first_ratios(chart)
+    largest = float(np.max(typical[steps < _opening_ends(chart)], initial=0.0))
     bad = _does_not_come_down(case)
     if bad is None and largest > 1:
         bad = _thrown_up(case)
@@ -92,7 +88,24 @@ def too_high(case: Case) -> Iterator[Suspicion]:
     )
 
 
-@once_a_step
+@until_news
+def _are_large(chart: Chart) -> bool:
+    """Whether any of the first updates changed half of the matrices by a tenth of their size or more."""
+    ratios = chart.table("update", "ratio")
+    sizes = ratios.opening[:, matrices(chart, ratios)]
+    return bool(((sizes > 0.1).sum(axis=1) >= np.maximum((sizes <= 0.1).sum(axis=1), 1)).any())
+
+
+def _first_ratios(chart: Chart) -> tuple[Integers, Floats]:
+    """By how much of its size each of the first updates changed a typical matrix."""
+    ratios = chart.table("update", "ratio")
+    chosen = matrices(chart, ratios)
+    with np.errstate(all="ignore"):
+        typical = median((ratios.opening[:, chosen] if chosen else ratios.opening).T)
+    return ratios.opening_steps[np.isfinite(typical)], typical[np.isfinite(typical)]
+
+
+@until_news
 def _opening_ends(chart: Chart) -> int:
     """Where a rate that jumps begins another story."""
     steps, rates = rate_of(chart)
@@ -129,9 +142,10 @@ def _does_not_come_down(case: Case) -> float | None:
 def too_low(case: Case) -> Iterator[Suspicion]:
     """lr-too-low: no layer moves, from the start, though gradients are there and the rate does not grow."""
     chart = case.chart
-    _, told = rate_of(chart)
-    if len(told) >= 20 and not told.any() and (chart.scalar("gradient_norm").values[-3:] > 0).any():
+    if chart.peak_rate == 0 and _is_never_taken(chart):
         yield _no_rate(case)
+        return
+    if typical_now(chart, "update", "ratio") >= 2e-5:
         return
     steps, sizes = typical_of(chart, "update", "ratio")
     if len(sizes) < 3 or steps[-1] - steps[0] < 20 or not np.nanmax(sizes) < 2e-5 or not sizes[-1] > 0:
@@ -166,6 +180,11 @@ def too_low(case: Case) -> Iterator[Suspicion]:
     )
 
 
+def _is_never_taken(chart: Chart) -> bool:
+    _, rates = rate_of(chart)
+    return len(rates) >= 20 and not rates.any() and bool((chart.scalar("gradient_norm").values[-3:] > 0).any())
+
+
 def _no_rate(case: Case) -> Suspicion:
     return Suspicion(
         "lr-too-low",
@@ -185,6 +204,8 @@ def runs_away(case: Case) -> Iterator[Suspicion]:
     """scheduler-stepped-too-often: the rate is at its floor long before the plan ends."""
     chart = case.chart
     steps, rates = rate_of(chart)
+    if not len(rates) or rates[-1] > 0.02 * chart.peak_rate:
+        return
     peak = (
         max(float(rates.max()), float(np.nanmax(chart.scalar("learning_rate").opening, initial=0.0)))
         if len(rates)
@@ -223,11 +244,11 @@ def runs_away(case: Case) -> Iterator[Suspicion]:
 def no_warmup(case: Case) -> Iterator[Suspicion]:
     """warmup-missing: a spike while the second moment is young, from which the training recovers at the same rate."""
     chart = case.chart
-    series, rate = chart.scalar("loss"), chart.scalar("learning_rate")
-    losses = series.opening[:, 0]
-    if not is_adaptive(chart) or chart.resumed or len(losses) < 25 or not np.isfinite(losses).all():
+    (_, losses), (_, rates) = chart.opening("loss"), chart.opening("learning_rate")
+    if not is_adaptive(chart) or chart.resumed or len(losses) < 25 or losses[1:22].max() < 1.25 * losses[0]:
         return
-    rates = rate.opening[:, 0]
+    if not np.isfinite(losses).all():
+        return
     if len(rates) < 10 or rates[0] < 0.5 * np.nanmax(rates) or losses[0] <= 0:
         return
     peak_place = int(np.argmax(losses[1:22])) + 1

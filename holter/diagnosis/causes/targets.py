@@ -14,7 +14,7 @@ from holter.diagnosis.causes.batches import (
     target_power,
     targets_of,
 )
-from holter.diagnosis.chart import Chart, column
+from holter.diagnosis.chart import Chart, column, until_news
 from holter.diagnosis.evidence import data_is_usual, rate_is_flat, typical_of
 from holter.diagnosis.suspicion import Case, Kind, Suspicion
 from holter.record import is_validation
@@ -45,11 +45,12 @@ def meaningless(case: Case) -> Iterator[Suspicion]:
     if not overall_median(losses) > _NEAR * guess or not np.isfinite(losses).all():
         return
     steps, values = series.steps[-_WINDOW:], series.values[-_WINDOW:, 0]
-    if np.isfinite(values).all():
+    if values.min() < _LEARNT * guess and np.isfinite(values).all():
         yield from _thrown_back(case, steps, values, guess)
     yield from _never_learnt(case, guess)
 
 
+@until_news
 def _guess(chart: Chart) -> float:
     """What a guess loses; of numbers their mean square, and where targets are not logged the first losses."""
     found = guess_loss(chart)
@@ -223,9 +224,15 @@ def _alike_since(chart: Chart, series: Series, place: int) -> int | None:
 
 def overfitting(case: Case) -> Iterator[Suspicion]:
     """overfitting: the validation loss has risen from its lowest by a tenth while the training loss went on falling."""
-    for name, series in case.chart.scalars("").items():
-        if len(series) >= 4 and "loss" in name.lower() and is_validation(name):
+    for name in _validation_losses(case.chart):
+        series = case.chart.scalar(name)
+        if len(series) >= 4:
             yield from _diverged(case, name, series)
+
+
+@until_news
+def _validation_losses(chart: Chart) -> list[str]:
+    return [name for name in chart.names if "loss" in name.lower() and is_validation(name)]
 
 
 def _diverged(case: Case, name: str, series: Series) -> Iterator[Suspicion]:

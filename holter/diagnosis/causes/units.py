@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from holter.diagnosis.anatomy import began, is_upstream, output_matrix, owner
-from holter.diagnosis.chart import Chart, last_of
-from holter.diagnosis.evidence import matrices
+from holter.diagnosis.chart import Chart, last_of, until_news
+from holter.diagnosis.evidence import matrices, most_zeros
 from holter.diagnosis.suspicion import Case, Kind, Suspicion
 from holter.series import Flags, Floats, Series, logs, median, overall_median
 from holter.words import number, share
@@ -30,7 +30,7 @@ _MASSIVE = 30.0  # times the rms: one such value makes a rank of one, and is hea
 
 def dead_units(case: Case) -> Iterator[Suspicion]:
     """dead-relu: units that are zero for the whole batch; seen at a look, or in the gradient of their bias."""
-    looked = _dead_at_look(case)
+    looked = _dead_at_look(case) if _most_dead(case.chart) >= _DEAD_LASTING else None
     if looked is not None:
         yield looked
         return
@@ -39,13 +39,16 @@ def dead_units(case: Case) -> Iterator[Suspicion]:
         yield felt
 
 
+@until_news
+def _most_dead(chart: Chart) -> float:
+    return float(np.fmax.reduce(last_of(chart.table("activation", "dead")), initial=0.0))
+
+
 def _dead_at_look(case: Case) -> Suspicion | None:
     chart = case.chart
     dead = chart.table("activation", "dead")
     now = last_of(dead)
     candidates = np.flatnonzero(now >= _DEAD_LASTING)
-    if not len(candidates):
-        return None
     lasting, zeros = (
         last_of(chart.table("activation", "dead_lasting")),
         last_of(chart.table("activation", "zero_share")),
@@ -89,6 +92,8 @@ def _zero_on_purpose(chart: Chart, dead: Series, step: int) -> set[str]:
 def _dead_by_gradient(case: Case) -> Suspicion | None:
     """A unit that is zero for the whole batch gives its bias no gradient; seen at every step."""
     chart = case.chart
+    if most_zeros(chart) < _DEAD_LASTING:
+        return None
     zeros = chart.table("gradient", "zero_share")
     if len(zeros) < _STEPS:
         return None

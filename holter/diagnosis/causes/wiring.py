@@ -17,7 +17,7 @@ from holter.diagnosis.anatomy import (
     last_in_depth,
     owner,
 )
-from holter.diagnosis.chart import Chart
+from holter.diagnosis.chart import Chart, until_news
 from holter.diagnosis.evidence import is_adaptive
 from holter.diagnosis.suspicion import Case, Kind, Suspicion
 from holter.series import Flags, Floats, Series, median
@@ -69,8 +69,11 @@ def lost_gradient(case: Case) -> Iterator[Suspicion]:
 
 def _all_replaced(case: Case) -> Iterator[Suspicion]:
     """No gradient is measured any more, since the optimizer holds nothing of the model."""
-    norms, held = case.chart.table("gradient", "norm"), case.chart.table("weight", "held")
-    if len(norms) and len(held) and norms.steps[-1] < held.steps[-1] and not held.values[-1].any():
+    held = case.chart.table("weight", "held")
+    if not len(held) or held.values[-1].any():
+        return
+    norms = case.chart.table("gradient", "norm")
+    if len(norms) and norms.steps[-1] < held.steps[-1]:
         wanted = case.chart.table("weight", "requires_grad").values[-1]
         layers = [name for name, wants in zip(held.names, wanted.tolist(), strict=True) if wants]
         if layers:
@@ -78,6 +81,9 @@ def _all_replaced(case: Case) -> Iterator[Suspicion]:
 
 
 def _gap(chart: Chart) -> _Gap | None:
+    names, last = chart.now("gradient", "norm")
+    if (last > 0).all() and len(names) == len(chart.layers("gradient")):
+        return None
     norms = chart.table("gradient", "norm")
     if len(norms) < _GONE + _FEW:
         return None
@@ -145,27 +151,38 @@ def _looked_at(series: Series, gap: _Gap) -> Floats | None:
 def never_learning(case: Case) -> Iterator[Suspicion]:
     """The same three causes, of layers that never had a gradient. A frozen backbone is meant to be so."""
     chart = case.chart
-    wanted, norms = chart.table("weight", "requires_grad"), chart.table("gradient", "norm")
-    opening = case.step - chart.first_step
-    if not len(wanted) or not 2 <= opening <= 200:  # as it was from the start, it is said at the start
+    if not 2 <= case.step - chart.first_step <= 200:  # as it was from the start, it is said at the start
         return
-    held = chart.table("weight", "held")
-    flags, holds = wanted.opening[0], held.opening[0] if held.names == wanted.names else np.ones(len(wanted.names))
-    if flags.all() and holds.all() and len(norms.names) >= len(wanted.names):
+    wanted, flags, holds = _at_first(chart)
+    if flags.all() and holds.all() and len(chart.layers("gradient")) >= len(wanted):
         return
+    norms = chart.table("gradient", "norm")
     at = {name: place for place, name in enumerate(norms.names)}
-    had = [bool((norms.opening[:, at[name]] > 0).any()) if name in at else False for name in wanted.names]
-    alone = [name for name, known in zip(wanted.names, had, strict=True) if not known and _is_selected(chart, name)]
+    had = [bool((norms.opening[:, at[name]] > 0).any()) if name in at else False for name in wanted]
+    alone = [name for name, known in zip(wanted, had, strict=True) if not known and _is_selected(chart, name)]
     groups: dict[str, list[str]] = {"frozen": [], "not held": [], "detached": []}
-    standing = dict(zip(wanted.names, zip(flags.tolist(), holds.tolist(), strict=True), strict=True))
+    standing = dict(zip(wanted, zip(flags.tolist(), holds.tolist(), strict=True), strict=True))
     for name in alone:
         requires, is_held = standing[name]
         groups["frozen" if not requires else "not held" if not is_held else "detached"].append(name)
-    learning = [name for name, known in zip(wanted.names, had, strict=True) if known]
+    learning = [name for name, known in zip(wanted, had, strict=True) if known]
     yield from _forgotten(chart, groups["frozen"], learning)
     yield from _unheld(chart, groups["not held"], learning)
     if len(norms) >= _GONE:
         yield from _cut_off(chart, [name for name in groups["detached"] if name not in at], learning)
+
+
+@until_news
+def _at_first(chart: Chart) -> tuple[tuple[str, ...], Floats, Floats]:
+    """The weights that were looked at first, whether each wants a gradient, and whether an optimizer holds it."""
+    wanted, held = chart.table("weight", "requires_grad"), chart.table("weight", "held")
+    if not len(wanted):
+        return (), np.ones(0), np.ones(0)
+    return (
+        wanted.names,
+        wanted.opening[0],
+        held.opening[0] if held.names == wanted.names else np.ones(len(wanted.names)),
+    )
 
 
 def _is_selected(chart: Chart, name: str) -> bool:
@@ -285,6 +302,8 @@ def _detached(chart: Chart, layers: Sequence[str], since: int, score: float) -> 
 def not_written(case: Case) -> Iterator[Suspicion]:
     """weight-not-written: one tensor keeps every bit while its gradient and its rate ask for a change."""
     chart = case.chart
+    if not (chart.now("update", "unchanged")[1] == 1).any():
+        return
     unchanged, planned = chart.table("update", "unchanged"), chart.table("update", "planned_ratio")
     if len(unchanged) < 2 or planned.names != unchanged.names:
         return
