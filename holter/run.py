@@ -219,7 +219,7 @@ class Run:
         """The model's parameters as they were at the start: name, shape, dtype, part, whether it is trained and
         selected, and what other names a tied one has."""
         layers = self.info.get("layers")
-        return tuple(layers) if isinstance(layers, list) else ()
+        return tuple(layer for layer in layers if isinstance(layer, dict)) if isinstance(layers, list) else ()
 
     @property
     def depth(self) -> Mapping[str, int]:

@@ -102,7 +102,9 @@ class Chart:
         self.peaks = Series(("peak_rate",))  # what it was before each step
         self._scalars: dict[str, Series] = {}
         self._sheets: dict[str, Sheet] = {}
-        self._layers = {str(layer.get("name")): layer for layer in info.get("layers", ()) if isinstance(layer, dict)}
+        listed = info.get("layers")
+        known = listed if isinstance(listed, list) else ()
+        self._layers = {str(layer.get("name")): layer for layer in known if isinstance(layer, dict)}
         # Names as they were at the start, from the input to the output where that is known.
         self.parameters = tuple(self._layers)
         self._matrices = frozenset(name for name in self._layers if len(self.shape(name)) > 1)
