@@ -206,16 +206,17 @@ def diagnose(run: Path, as_json: bool, fail_on: str | None) -> None:
     from holter.run import open_run
 
     opened = open_run(run)
-    findings, checks = opened.findings, check_health(opened.history, opened.layers)
+    history = opened.history.latest()
+    findings, checks = opened.findings, check_health(history, opened.layers)
     planned = opened.info.get("total_steps")
-    going = outlook(*opened.history.latest().scalar("loss"), planned if isinstance(planned, int) else None)
+    going = outlook(*history.scalar("loss"), planned if isinstance(planned, int) else None)
     if as_json:
         print_json({"findings": findings, "health": checks, "outlook": going})
     else:
         from holter.diagnosis.render import render_findings, render_health, render_outlook
 
         screen = console()
-        screen.print(render_findings(findings, len(opened.history)))
+        screen.print(render_findings(findings, len(history)))
         screen.print(render_health(checks))
         screen.print(render_outlook(going))
     if fail_on is not None and any(_SEVERITIES.index(one.severity) >= _SEVERITIES.index(fail_on) for one in findings):

@@ -22,14 +22,14 @@ def report(run: Path, output: Path | None, png: bool) -> None:
     """Write RUN as one HTML page that opens offline: verdict, findings, layers over steps, machine, health."""
     from holter.report.document import report as page_of
     from holter.report.document import view_of
-    from holter.run import open_run
+    from holter.run import find_run
 
-    directory = open_run(run).path
+    directory = find_run(run)
     target = output or directory / "report.html"
     view = view_of(directory)
     try:
         target.write_text(page_of(view), "utf-8")
-        written = [target, *(_pictures(view, target.with_suffix("")) if png else ())]
+        written = [target, *(_pictures(view, target.with_name(f"{target.stem}-charts")) if png else ())]
     except OSError as error:
         raise ValueError(f"cannot write {about(error)}. Name a file you may write with -o") from error
     click.echo(printable(view["verdict"]["sentence"]))

@@ -47,9 +47,7 @@ class Progress:
         """No more of them. A pass that took no time leaves no line."""
         if self._is_drawn:
             self._draw(self._count, is_over=True)
-        if self._terminal is not None:
-            self._terminal.close()
-        self._terminal = None
+        self._close()
 
     def _draw(self, done: int, *, is_over: bool = False) -> None:
         if self._terminal is None:
@@ -61,9 +59,14 @@ class Progress:
             self._terminal.write(f"{_CLEAN_LINE}{line}{_NEW_LINE if is_over else ''}")
             self._is_drawn = True
         except Exception as error:
-            self._terminal.close()
-            self._terminal = None
+            self._close()
             self._failed("show the progress", error)
+
+    def _close(self) -> None:
+        terminal, self._terminal = self._terminal, None
+        if terminal is not None:
+            with contextlib.suppress(OSError):
+                terminal.close()
 
 
 def bar_line(
@@ -123,7 +126,7 @@ def progress_of(loader: Any, known: Known, failed: Failed) -> Progress | None:
         if not stream.isatty():
             return None
         terminal = Terminal(stream)
-    except (OSError, ValueError, AttributeError):  # closed, none at all, or a terminal that cannot be opened anew
+    except Exception:  # closed, none at all, one that cannot be opened anew, or whatever stands in for it
         return None
     return Progress(terminal, _length(loader), known, failed)
 

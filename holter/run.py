@@ -15,6 +15,7 @@ import os
 import random
 import re
 import secrets
+import stat
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ from holter.record import FORMAT, Ending, Problem, Record
 STALE_SECONDS = 30.0  # a live run touches its journal every few seconds
 _FAR_FUTURE = 1e11  # seconds since 1970; what lies beyond is damage
 _INFO = "run.json"
+_MOST_INFO = 256 << 20  # bytes; that of 10,000 layers has two million
 _JOURNAL = re.compile(r"rank-(\d+)(?:\.(\d+))?\.journal")
 _WORDS = (
     *("heron", "otter", "maple", "cedar", "comet", "amber", "delta", "ember", "falcon", "garnet", "harbor"),
@@ -72,7 +74,12 @@ def write_info(directory: Path, info: Mapping[str, Any]) -> None:
 
 def _read_info(path: Path) -> Mapping[str, Any]:
     try:
-        info = json.loads(path.read_text())
+        file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe in its place must not be waited for
+        with open(file, "rb") as opened:
+            found = os.fstat(file)
+            if not stat.S_ISREG(found.st_mode) or found.st_size > _MOST_INFO:
+                return {}
+            info = json.loads(opened.read().decode())
     except (OSError, ValueError, RecursionError):
         return {}
     return info if isinstance(info, dict) else {}
@@ -112,6 +119,13 @@ def open_run(path: str | os.PathLike[str]) -> Run:
 
     ValueError where there is none, or where a newer Holter wrote it.
     """
+    run = Run(find_run(path))
+    run.refresh()
+    return run
+
+
+def find_run(path: str | os.PathLike[str]) -> Path:
+    """The directory of a run, by its own name or by that under runs/. ValueError where there is none."""
     directory = Path(path)
     if not directory.exists() and len(directory.parts) == 1 and is_run(Path("runs") / directory):
         directory = Path("runs") / directory  # a name as `holter runs` lists it
@@ -122,9 +136,7 @@ def open_run(path: str | os.PathLike[str]) -> Run:
             f"{directory} is not a run: it has neither {_INFO} nor a journal. "
             "Name a directory that holter.watch() made, such as runs/<name> (`holter runs` lists them)"
         )
-    run = Run(directory)
-    run.refresh()
-    return run
+    return directory
 
 
 def diagnose(run: Run | str | os.PathLike[str]) -> tuple[Finding, ...]:
@@ -185,7 +197,7 @@ class Run:
         self._read = False
 
     def __repr__(self) -> str:
-        return f"<Run {self.name}: {self.state}, {len(self.history)} steps>"
+        return f"<Run {self.name}: {self.state}, {len(self.history.latest())} steps>"
 
     def _repr_html_(self) -> str:
         from holter.notebook import run_html  # only notebooks need it

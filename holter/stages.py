@@ -266,9 +266,9 @@ class Batches(Generic[Batch_co]):
         self._loader, self._waits, self._loaded, self._bar = loader, waits, loaded, bar
 
     def __iter__(self) -> Iterator[Batch_co]:
-        bar = self._bar() if self._bar is not None else None
         began = self._ask()
         iterator = iter(self._loader)  # a DataLoader starts its workers here
+        bar = self._bar() if self._bar is not None else None
         try:
             while True:
                 try:

@@ -28,6 +28,7 @@ class Tail:
         self._readers: dict[Path, JournalReader] = {}
         self._first: dict[Path, int] = {}  # steps; of the journals that have a record
         self._taken: dict[Path, int] = {}  # the last step that was taken from each
+        self._starts: dict[Path, int] = {}  # how often each had been read from its start when something was taken
         self._endings: dict[Path, Ending] = {}
         self._begin()
 
@@ -52,9 +53,11 @@ class Tail:
 
     def state(self, now: float) -> str:
         """As `Run.state` says it, and waiting for one that is not there. `now` in seconds since 1970."""
-        newest = self._newest()
+        if not is_run(self.path):
+            return "waiting"
+        newest = next(reversed(self.run.own_journals), None)
         if newest is None:
-            return "empty" if is_run(self.path) else "waiting"
+            return "empty"
         if newest in self._endings:
             return self._endings[newest].state
         return "running" if now - _changed(newest) < STALE_SECONDS else "crashed"
@@ -72,9 +75,9 @@ class Tail:
             return True
         self._look_for_journals()
         for path, reader in list(self._readers.items()):
-            until, starts = self._until(path), reader.starts
+            until = self._until(path)
             for entry in reader.read():
-                if reader.starts != starts and path in self._taken:  # another file took its place
+                if self._starts.setdefault(path, reader.starts) != reader.starts:  # another file took its place
                     self._start_over()
                     return False
                 if self._counts(entry, path, until):
@@ -86,9 +89,10 @@ class Tail:
             self._endings[path] = entry
         elif isinstance(entry, Record):
             self._endings.pop(path, None)
-            if entry.step >= until:
-                return False
-            self._taken[path] = max(entry.step, self._taken.get(path, -1))
+            if entry.step >= until or (entry.late and entry.step > max(self._taken.values(), default=-1)):
+                return False  # late for a step of a line that ended, where it was still written after the resume
+            if not entry.late:
+                self._taken[path] = max(entry.step, self._taken.get(path, -1))
         return True
 
     def _look_for_journals(self) -> None:
@@ -101,7 +105,7 @@ class Tail:
             self._readers.setdefault(path, JournalReader(path))
             if path not in self._first:
                 records = (entry for entry in JournalReader(path).read() if isinstance(entry, Record))
-                if (first := next(records, None)) is not None:
+                if (first := next((record for record in records if not record.late), None)) is not None:
                     self._first[path] = first.step
         if any(taken >= self._until(path) for path, taken in self._taken.items()):  # a resume, from before that
             self._start_over()

@@ -31,7 +31,7 @@ from holter.layer_summary import Layer, Role
 from holter.layer_tables import layer_table
 from holter.record import is_validation
 from holter.report.verdict import first_sentence, place_of, ranked, verdict_of
-from holter.run import is_run
+from holter.run import find_run, is_run
 from holter.tables import logarithms, shorten, sparkline
 from holter.words import amount, duration, number, printable, share, size
 
@@ -285,8 +285,7 @@ def show_top(path: str | os.PathLike[str], console: Console, *, once: bool = Fal
     """
     pulse = Pulse(_place_of(Path(path)))
     if once or not console.is_terminal:
-        if not is_run(pulse.path):
-            raise ValueError(f"no run at {pulse.path} (`holter runs` lists the runs)")
+        find_run(pulse.path)  # says what is wrong with what is no run
         pulse.read_on()
         pulse.finish()
         vitals = pulse.vitals(time.time())
@@ -351,5 +350,10 @@ class _Keys:
         if self._restore is None:
             time.sleep(seconds)
             return False
-        ready = select.select([sys.stdin], [], [], seconds)[0]
-        return bool(ready) and key.encode() in os.read(sys.stdin.fileno(), 64).lower()
+        if not select.select([sys.stdin], [], [], seconds)[0]:
+            return False
+        try:
+            keys = os.read(sys.stdin.fileno(), 64)
+        except OSError:
+            keys = b""
+        return not keys or key.encode() in keys.lower()  # nothing to read: the terminal is gone, and so is who looked

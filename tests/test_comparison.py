@@ -641,3 +641,14 @@ def test_departures_are_found_on_either_scale() -> None:
     assert departing(signed, shifted).argmax(axis=0).tolist() == [77] * 3
     assert not departing(noise, np.exp(random.normal(0, 0.1, (200, 3))), 0.25).any(), "two draws of the same"
     assert differing(np.array([np.nan, 1.0]), np.array([np.nan, 2.0])).tolist() == [False, True]
+
+
+def test_a_loss_that_swings_wildly_is_worse_where_even_its_best_stretch_is() -> None:
+    """The error of an explosion is so large that any loss would be within it."""
+    random = np.random.default_rng(0)
+    calm = last_level(0.3 + 0.01 * random.normal(size=300))
+    wild = last_level(np.concatenate([np.full(150, 0.3), 10 ** random.uniform(1, 8, size=150)]))
+    assert calm is not None and wild is not None
+    assert judge_levels(calm, wild, 2.5) == "worse" and judge_levels(wild, calm, 2.5) == "better"
+    noisy = last_level(0.3 + 0.02 * random.normal(size=300))
+    assert noisy is not None and judge_levels(calm, noisy, 2.5) == "same"

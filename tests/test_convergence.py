@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from holter.diagnosis.convergence import forecast, is_flat, outlook
+from holter.diagnosis.convergence import Outlook, forecast, is_flat, outlook
 from holter.diagnosis.thresholds import Thresholds
 
 
@@ -82,3 +82,8 @@ def test_an_outlook_is_for_the_end_of_the_plan_or_for_as_many_steps_again() -> N
     assert unplanned.forecast is not None and unplanned.forecast.step == 398
     assert outlook(steps, losses, 200).forecast is None, "the plan is over"
     assert outlook(steps, np.full(200, 2.0), None).is_flat
+
+
+def test_of_a_loss_that_is_not_finite_nothing_is_expected() -> None:
+    losses = np.concatenate([3 / np.arange(1, 200), np.full(50, np.nan)])
+    assert outlook(np.arange(len(losses)), losses, None) == Outlook(False, None)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+
 import numpy as np
 import pytest
 
@@ -9,6 +11,8 @@ from holter.history import History
 from holter.record import EXECUTION_ORDER, LayerRows, Record
 from holter.report.buckets import Buckets, telling
 from holter.report.digest import Digest
+from holter.report.drawing import strip_map
+from holter.report.view import monitor_cost
 from holter.statistics.histogram import Histograms
 from holter.statistics.rows import COLUMNS, Rows
 
@@ -110,3 +114,32 @@ def test_histograms_of_a_long_run_are_thinned_out_evenly() -> None:
     steps = [step for step, _, _ in digest.snapshots["gradient"].taken]
     assert 32 <= len(steps) <= 64 and steps[0] == 0 and steps[-1] > 950
     assert len(set(np.diff(steps))) == 1
+
+
+def test_a_loss_that_is_not_finite_stays_seen() -> None:
+    digest = Digest()
+    for step in range(10):
+        digest.take(_record(step, loss=float("nan") if step >= 5 else 1.0))
+
+    assert np.isinf(digest.scalars["loss"].last[5:, 0]).all() and (digest.scalars["loss"].last[:5, 0] == 1).all()
+
+
+def test_shares_of_the_time_are_of_all_steps_and_not_of_those_that_are_drawn() -> None:
+    digest = Digest(2)
+    for step in range(100):
+        scalars = {"step_time": 1.0 + step, "monitor_cost": 1 / (1.0 + step), "time/forward": 0.5}
+        digest.take(Record(step, 0.0, scalars))
+
+    assert digest.sums == {"step_time": 5050.0, "monitor": pytest.approx(100.0), "time/forward": 50.0}
+    assert monitor_cost(digest) == pytest.approx(100 / 5050)
+
+
+def test_a_stretch_in_which_nothing_was_measured_is_not_painted() -> None:
+    digest = Digest()
+    for step in [*range(50), *range(90, 100)]:
+        digest.take(_record(step))
+    drawn = strip_map(digest, digest.strips["gradient", "norm"])
+
+    values = np.frombuffer(base64.b64decode(drawn["values"]["bdata"]), "<f4").reshape(2, -1)
+    assert drawn["steps"] == [*range(51), 89, *range(90, 100)]
+    assert np.flatnonzero(np.isnan(values[0])).tolist() == [50, 51]

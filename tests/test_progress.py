@@ -254,3 +254,17 @@ def test_the_loss_of_a_training_is_shown_once_it_is_read(terminal: Pseudo) -> No
             monitor.log(loss=loss)
             assert monitor.flush()
     assert f"loss {number(float(loss.detach()))}" in terminal.shown().split("\r")[-2]
+
+
+def test_a_stream_that_only_looks_like_a_terminal_is_no_trouble(monkeypatch: pytest.MonkeyPatch) -> None:
+    """P1"""
+
+    class Pretender:
+        def isatty(self) -> bool:
+            return True
+
+        def fileno(self) -> int:
+            raise NotImplementedError
+
+    monkeypatch.setattr("sys.stderr", Pretender())
+    assert progress_of([1, 2], dict, lambda *_: None) is None

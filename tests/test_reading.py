@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import time
@@ -20,6 +21,8 @@ from holter.report.examining import Examined
 from holter.report.reading import Follower
 from holter.report.view import layer_view, run_view
 from holter.run import journal_path
+from holter.summary import summarise
+from holter.words import duration
 from tests import sick_trainings
 
 
@@ -235,3 +238,120 @@ def test_the_page_of_a_layer_has_its_series_and_histograms(sick: Path) -> None:
 
     assert {one["id"] for one in found["maps"]} >= {"gradient/norm", "weight/norm"}
     assert list(found["histograms"]["gradient"]["layers"]) == [layer]
+
+
+def _matrix(packed: dict[str, str]) -> np.ndarray:
+    rows, columns = (int(number) for number in packed["shape"].split(","))
+    return np.frombuffer(base64.b64decode(packed["bdata"]), f"<{packed['dtype']}").reshape(rows, columns)
+
+
+def test_what_a_page_shows_is_what_was_recorded(sick: Path) -> None:
+    """Every scalar, every strip chart by the names of its layers, flows, time and figures."""
+    follower = Follower(sick, examine=True)
+    follower.look()
+    view, run = run_view(follower, follower.examined()), holter.open_run(sick)
+    history, summary = run.history, summarise(run)
+
+    assert view["run"]["steps"] == len(history) and view["run"]["state"] == run.state
+    assert view["run"]["seconds"] == pytest.approx(summary.scalars.seconds)
+    assert view["run"]["monitor_cost"] == pytest.approx(summary.scalars.monitor_cost)
+    assert view["machine"]["stages"] == pytest.approx(summary.scalars.stages)
+    assert summary.scalars.step_time is not None
+    figures = {one["name"]: one["text"] for one in view["machine"]["figures"]}
+    assert figures["a step takes"] == duration(summary.scalars.step_time.median)
+    assert set(view["scalars"]) == set(history.scalars)
+    for name, line in view["scalars"].items():
+        steps, values = history.scalar(name)
+        assert line["steps"] == steps.tolist()
+        np.testing.assert_allclose(np.array(line["values"], dtype=float), values, rtol=1e-5)
+    for one in view["maps"]:
+        steps, layers, values = history.series(one["role"], one["statistic"])
+        assert one["layers"] == list(layers)
+        drawn = _matrix(one["values"])[:, np.isin(one["steps"], steps)]
+        np.testing.assert_allclose(drawn, values[np.isin(steps, one["steps"])].T, rtol=1e-5)
+    for flow in view["flow"]:
+        steps, layers, values = history.series(flow["id"], {"gradient": "norm", "activation": "rms"}[flow["id"]])
+        for curve in flow["curves"]:
+            expected = values[steps.tolist().index(curve["step"])]
+            np.testing.assert_allclose(np.array(curve["values"], dtype=float), expected, rtol=1e-5)
+    assert {curve["step"] for curve in view["flow"][0]["curves"]} >= {0, len(history) - 1}
+
+
+def test_histograms_over_time_hold_the_values_that_were_counted(sick: Path) -> None:
+    follower = Follower(sick)
+    follower.look()
+    drawn, history = run_view(follower, Examined())["histograms"]["gradient"], holter.open_run(sick).history
+    edges = np.array(drawn["edges"])
+    for layer, one in drawn["layers"].items():
+        steps, histograms = history.histogram("gradient", layer)
+        assert one["steps"] == steps.tolist()
+        shares = (_matrix(one["counts"]) / 255.0) ** 2
+        np.testing.assert_allclose(shares.sum(axis=1), 1, atol=0.1)
+        for row, histogram in zip(shares, histograms, strict=True):
+            place = int(np.searchsorted(edges, float(histogram.quantile(0.5)), side="right")) - 1
+            assert row[:place].sum() <= 0.6 and row[: place + 1].sum() >= 0.4
+
+
+def test_a_sample_of_a_long_run_says_how_long_it_is_and_that_it_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "_SMALL", 0)
+    monkeypatch.setattr(reading, "_SAMPLE", 20)
+    journal = Journal(journal_path(tmp_path, 0, 0))
+    for step in range(500):
+        journal.append(Record(step, 0.0, {"loss": 1.0, "step_time": 0.5}))
+    follower = Follower(tmp_path)
+    follower.look()
+    view = run_view(follower, Examined())
+
+    assert follower.is_sample and view["run"]["state"] == "running"
+    assert view["run"]["steps"] == 500 and view["run"]["seconds"] == pytest.approx(250)
+    assert "500 steps" in view["verdict"]["sentence"]
+
+
+def test_while_a_long_run_is_read_again_what_was_known_is_shown(tmp_path: Path) -> None:
+    _write(tmp_path, range(100))
+    follower = Follower(tmp_path)
+    follower.look()
+    _write(tmp_path, range(60, 62), segment=1)
+    follower.read_on(0.0)
+
+    assert follower.digest.count == 100 and follower.is_sample
+    follower.read_on()
+    assert follower.digest.count == 62 and not follower.is_sample
+
+
+def test_what_was_late_for_a_line_that_ended_does_not_bring_it_back(tmp_path: Path) -> None:
+    """An alert that was delivered after the checkpoint was loaded stands first in the new journal."""
+    _write(tmp_path, range(100), loss=1.0)
+    journal = Journal(journal_path(tmp_path, 0, 1))
+    journal.append(Record(99, 0.0, {"delivered": 1.0}, late=True))
+    for step in range(50, 60):
+        journal.append(Record(step, 0.0, {"loss": 2.0}, segment=1))
+    journal.append(Ending(0.0, "finished"))
+    follower = Follower(tmp_path, examine=True)
+    follower.look()
+
+    assert follower.digest.count == 60 == len(holter.open_run(tmp_path).history.latest())
+    assert follower.examined().findings == holter.open_run(tmp_path).findings
+
+
+def test_a_journal_that_is_replaced_by_one_that_is_still_empty_is_noticed(tmp_path: Path) -> None:
+    _write(tmp_path, range(10), loss=1.0)
+    follower = Follower(tmp_path)
+    follower.look()
+    journal_path(tmp_path, 0, 0).unlink()
+    journal = Journal(journal_path(tmp_path, 0, 0))
+    follower.read_on()
+    for step in range(5, 12):
+        journal.append(Record(step, 0.0, {"loss": 9.0}))
+    follower.read_on()
+
+    assert follower.digest.scalars["loss"].steps.tolist() == list(range(5, 12))
+    assert (follower.digest.scalars["loss"].last == 9.0).all()
+
+
+def test_a_pipe_in_place_of_run_json_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "run.json")
+    _write(tmp_path, range(3))
+    assert holter.open_run(tmp_path).info == {}

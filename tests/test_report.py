@@ -148,7 +148,7 @@ def test_pictures_come_beside_the_page(sick: Path, tmp_path: Path) -> None:
     """C14"""
     result = _run(sick, "-o", tmp_path / "page.html", "--png")
     assert result.exit_code == 0, result.output
-    pictures = list((tmp_path / "page").glob("*.png"))
+    pictures = list((tmp_path / "page-charts").glob("*.png"))
     assert {"loss.png", "gradient-flow.png"} <= {path.name for path in pictures}
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in pictures)
 

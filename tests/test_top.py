@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import multiprocessing
 import os
@@ -369,7 +370,8 @@ def screen(tmp_path: Path) -> Iterator[Screen]:
     with found.process:
         yield found
         found.process.kill()
-    os.close(found.parent)
+    with contextlib.suppress(OSError):  # a test may have closed it
+        os.close(found.parent)
 
 
 def test_a_live_training_is_followed_from_before_it_is_there_to_its_end(screen: Screen, tmp_path: Path) -> None:
@@ -410,6 +412,13 @@ def test_ctrl_c_ends_the_view_and_leaves_the_last_frame(trainer: Trainer, screen
     screen.process.send_signal(signal.SIGINT)
     left = screen.rest()
     assert "step 25 of 400" in left and "Traceback" not in screen.output and screen.process.returncode == 0
+
+
+def test_the_view_ends_with_its_terminal(trainer: Trainer, screen: Screen) -> None:
+    trainer.take(25)
+    screen.until("step 25 of 400")
+    os.close(screen.parent)
+    screen.process.wait(60)
 
 
 def test_a_killed_training_is_told_as_crashed(tmp_path: Path, trainer: Trainer, screen: Screen) -> None:

@@ -78,7 +78,8 @@ def last_validation(values: Floats, trained: Level | None) -> Level | None:
     if trained is None or not trained.mean:
         return found
     error = abs(found.mean * trained.error / trained.mean)
-    return Level(found.mean, float(np.fmax(found.error, error)), found.values)
+    lowest = found.lowest if np.isfinite(found.lowest) else found.mean
+    return Level(found.mean, float(np.fmax(found.error, error)), found.values, lowest)
 
 
 def gradient_norms(track: Track) -> tuple[Integers, Floats]:

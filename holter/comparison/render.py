@@ -89,7 +89,7 @@ def _lines(pair: Pair, comparison: Comparison) -> Iterator[tuple[str, Text]]:
         yield title, Text("alike, as far as it was recorded")
     yield from _findings(pair)
     title = "evidence"
-    for sentence in evidence_sentences(pair.evidence):
+    for sentence in evidence_sentences(pair):
         yield title, Text(_safe(sentence))
         title = ""
     title = "regression"

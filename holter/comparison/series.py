@@ -24,6 +24,7 @@ _UNKNOWN_FLOOR = 0.25  # the same where so few values are there that nobody know
 _FEW = 8
 _SUDDEN = 0.5  # of the value: so far off, one value is enough where they were equal before it
 _ERRORS = 3.0  # times its error that a difference of losses must have
+_WILD = 10.0  # times as large an error as the other's
 _LEAST_SHARE = 0.02  # of the loss, and
 _LEAST_PROGRESS = 0.01  # of how far it fell: less is no difference that anybody would act on
 
@@ -119,12 +120,14 @@ def _lasting(flags: Flags, on_end: int) -> Flags:
 class Level:
     """The mean of the last values, and how far another training like it may end from there by chance: its error.
 
-    The error is NaN where there are too few values to tell.
+    The error is NaN where there are too few values to tell. `lowest` is the best of the stretches that the last values
+    are made of.
     """
 
     mean: float
     error: float
     values: int
+    lowest: float = float("nan")
 
 
 def last_level(values: Floats) -> Level | None:
@@ -140,9 +143,12 @@ def last_level(values: Floats) -> Level | None:
     with np.errstate(all="ignore"):
         mean = float(tail.mean())
         if len(half) < _FEW:
-            return Level(mean, float("nan"), count)
-        chance = _spread_of_means(tail, max(3, min(10, count // 3))) / np.sqrt(max(3, min(10, count // 3)))
-        return Level(mean, float(np.hypot(chance, _spread_of_means(half, max(3, len(half) // count)))), count)
+            return Level(mean, float("nan"), count, mean)
+        pieces = max(3, min(10, count // 3))
+        chance = _spread_of_means(tail, pieces) / np.sqrt(pieces)
+        wandered = _spread_of_means(half, max(3, len(half) // count))
+        lowest = min(float(piece.mean()) for piece in np.array_split(tail, pieces))
+        return Level(mean, float(np.hypot(chance, wandered)), count, lowest)
 
 
 def _spread_of_means(values: Floats, pieces: int) -> float:
@@ -162,7 +168,19 @@ def judge_levels(was: Level, now: Level, first: float) -> str:
     least = max(_LEAST_SHARE * abs(was.mean), _LEAST_PROGRESS * fell)
     # Without an error to go by, only what nobody would call chance.
     limit = max(_ERRORS * error, least) if np.isfinite(error) else max(0.25 * abs(was.mean), 0.1 * fell)
-    return "same" if abs(now.mean - was.mean) <= limit else _worse_if(now.mean > was.mean)
+    if abs(now.mean - was.mean) > limit:
+        return _worse_if(now.mean > was.mean)
+    return _despite_its_error(was, now)
+
+
+def _despite_its_error(was: Level, now: Level) -> str:
+    """One that swings wildly has so large an error that it is like anything; but where even its best stretch is worse
+    than the other one, there is no doubt."""
+    for wild, calm, outcome in ((now, was, "worse"), (was, now, "better")):
+        is_wild = wild.error > _WILD * calm.error
+        if is_wild and wild.lowest > calm.mean + max(_ERRORS * calm.error, _LEAST_SHARE * abs(calm.mean)):
+            return outcome
+    return "same"
 
 
 def _worse_if(is_worse: bool | np.bool_) -> str:

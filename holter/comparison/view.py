@@ -64,7 +64,7 @@ def _pair(pair: Pair, comparison: Comparison) -> dict[str, Any]:
         "went": as_json(pair.changes.went),
         "came": as_json(pair.changes.came),
         "stayed": [{"was": as_json(was), "now": as_json(now)} for was, now in pair.changes.stayed],
-        "evidence": list(evidence_sentences(pair.evidence)),
+        "evidence": list(evidence_sentences(pair)),
         "map": _map(pair.ratios) if pair.ratios is not None else None,
     }
 

@@ -10,7 +10,7 @@ from holter.comparison.comparing import Comparison, Pair, Side
 from holter.comparison.measures import Extreme
 from holter.comparison.partings import Parting, Partings
 from holter.comparison.tracks import Axis
-from holter.comparison.verdict import Evidence, level
+from holter.comparison.verdict import level
 from holter.diagnosis.finding import Finding
 from holter.words import duration, number, share, size
 
@@ -72,21 +72,23 @@ def judged_until(pair: Pair, comparison: Comparison) -> str:
     return f"Judged as they were at step {pair.judged.at:,} of the reference, the last that both have reached."
 
 
-def evidence_sentences(evidence: Evidence) -> Iterator[str]:
-    norms, losses = evidence.gradients, evidence.losses
+def evidence_sentences(pair: Pair) -> Iterator[str]:
+    """C10 and C11; whether a fix worked is said only where there was something to fix."""
+    norms, losses, was_sick = pair.evidence.gradients, pair.evidence.losses, bool(pair.changes.went)
     if norms is not None:
         marks = ("vanishing_fixed", "exploding_fixed", "steadier")
         found = ", ".join(mark.replace("_", " ") for mark in marks if getattr(norms, mark))
         yield (
             f"Gradient norms of the last steps: mean {number(norms.mean_before)} → {number(norms.mean_after)}, "
-            f"std {number(norms.std_before)} → {number(norms.std_after)}: {found or 'nothing was fixed there'}."
+            f"std {number(norms.std_before)} → {number(norms.std_after)}{f': {found}' if found and was_sick else ''}."
         )
     if losses is not None:
         percent = losses.improvement_percent
-        change = f", {number(abs(percent))} % {'lower' if percent >= 0 else 'higher'}" if math.isfinite(percent) else ""
+        change = f"{number(abs(percent))} % {'lower' if percent >= 0 else 'higher'}, " if math.isfinite(percent) else ""
+        effect = ": effective" if losses.effective else ": not effective"
         yield (
-            f"Losses of the last steps: slope {number(losses.slope_before)} → {number(losses.slope_after)} a step"
-            f"{change}: {'effective' if losses.effective else 'not effective'}."
+            f"Losses of the last steps: {change}slope {number(losses.slope_before)} → "
+            f"{number(losses.slope_after)} a step{effect if was_sick else ''}."
         )
 
 

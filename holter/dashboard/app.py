@@ -251,6 +251,7 @@ class Dashboard:
         if len(listed) < len(names):
             return complaint(request, 404, "there is no such run")
         self.examinations.attend()
+        listed = [await to_thread.run_sync(self.shelf.look_again, one) for one in listed]  # one may be growing
         try:
             return answer(request, await self._comparisons.of(listed))
         except ValueError as error:

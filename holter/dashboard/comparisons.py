@@ -28,6 +28,8 @@ class Comparisons:
         ValueError says why there is none.
         """
         key = tuple((run.id, run.extent, run.glance.state) for run in runs)
+        if key in self._kept:
+            return self._kept[key]
         async with self._one_at_a_time:
             if key not in self._kept:
                 self._kept[key] = await _worked_out([str(run.path) for run in runs])

@@ -68,10 +68,12 @@ class Examinations:
         due = [run for run in runs if self._is_due(run, now)]
         return min(due, key=lambda run: self._turn(run, now), default=None)
 
-    def _turn(self, run: Listed, now: float) -> tuple[bool, float]:
-        """Runs that are looked at first; of those, and of the others, what has waited longest."""
+    def _turn(self, run: Listed, now: float) -> tuple[bool, bool, float]:
+        """Runs that are looked at first, then what was begun: the worker keeps few open, and would begin again and
+        again. Of those, and of the others, what has waited longest."""
         is_watched = now - self._looked_at.get(run.id, float("-inf")) < _ATTENTION
-        return not is_watched, self.known[run.id].at if run.id in self.known else 0.0
+        known = self.known.get(run.id)
+        return not is_watched, not (known is not None and known.is_partial), known.at if known is not None else 0.0
 
     def _is_due(self, run: Listed, now: float) -> bool:
         if not run.signature or self._deaths.get(run.id, 0) >= _DEATHS:

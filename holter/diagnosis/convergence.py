@@ -34,6 +34,8 @@ class Outlook:
 
 
 def outlook(steps: Integers, losses: Floats, total_steps: int | None) -> Outlook:
+    if len(losses) and not np.isfinite(losses[-1]):  # it goes nowhere
+        return Outlook(False, None)
     at = total_steps - 1 if total_steps is not None else 2 * int(steps[-1]) if len(steps) else 0
     return Outlook(is_flat(losses), forecast(steps, losses, at))
 

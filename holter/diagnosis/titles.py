@@ -35,6 +35,7 @@ _TITLES = {
     "data-loading-bound": "waiting for data",
     "memory-growth": "growing memory",
     "throughput-drop": "drop of throughput",
+    "unknown": "trouble of unknown cause",
     "monitor-degraded": "Holter itself was hindered",
 }
 

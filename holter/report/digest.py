@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 
 import numpy as np
@@ -89,6 +90,8 @@ class Digest:
         self.strips: dict[tuple[str, str], Strip] = {}
         self.snapshots: dict[str, Snapshots] = {}
         self.notes: dict[str, str] = {}  # the newest of each kind
+        self.sums: dict[str, float] = {}  # of the time of all steps, its stages, and what monitoring took of it
+        self.looks: dict[str, int] = {}  # steps in which a role was measured
         self.count = 0  # steps
         self.last_step = -1
         self.segments: set[int] = set()
@@ -104,13 +107,29 @@ class Digest:
         for name, value in record.scalars.items():
             if name not in self.scalars:
                 self.scalars[name] = Buckets(self._buckets)
-            self.scalars[name].put(record.step, np.array([value]))
+            # Buckets keep the extremes of what is a number: infinite stays seen, NaN would not. And a norm is recorded
+            # of those values that are finite.
+            is_partial = name == "gradient_norm" and record.scalars.get("gradient_nonfinite")
+            shown = value if math.isfinite(value) and not is_partial else math.inf
+            self.scalars[name].put(record.step, np.array([shown]))
+        self._add_up(record)
         for role, rows in record.rows.items():
+            self.looks[role] = self.looks.get(role, 0) + 1
             for strip in self._strips_of(role):
                 strip.put(record.step, rows)
             if rows.rows.histograms is not None:
                 snapshots = self.snapshots.setdefault(role, Snapshots())
                 snapshots.put(record.step, rows.layers, rows.rows.histograms)
+
+    def _add_up(self, record: Record) -> None:
+        found = {
+            name: value for name, value in record.scalars.items() if name.startswith("time/") or name == "step_time"
+        }
+        if "step_time" in found:
+            found["monitor"] = found["step_time"] * record.scalars.get("monitor_cost", 0.0)
+        for name, value in found.items():
+            if math.isfinite(value):
+                self.sums[name] = self.sums.get(name, 0.0) + value
 
     def _strips_of(self, role: str) -> Iterator[Strip]:
         for statistic in DRAWN.get(role, ("norm",)):

@@ -14,6 +14,8 @@ from holter.report.digest import DRAWN, Digest, Snapshots, Strip
 from holter.statistics.histogram import FINITE, LOWER, UPPER
 
 Json = dict[str, Any]
+Integers = npt.NDArray[np.int64]
+Singles = npt.NDArray[np.float32]
 
 TITLES = {
     "gradient/norm": "gradient norm",
@@ -35,6 +37,7 @@ TITLES = {
     "batch/rms": "size of the batch's values",
 }
 _SHARES = frozenset(("zero_share", "unchanged", "cosine", "dead", "saturated", "below_eps", "entropy"))
+_LEAST_COLUMNS, _FAR_APART = 4, 3  # times as far as columns usually are: nothing was measured in between
 _BINS = 48  # of histograms over time
 _FLOWS = {"gradient": ("norm", "gradient norm by depth"), "activation": ("rms", "size of activations by depth")}
 
@@ -79,12 +82,20 @@ def map_id(strip: Strip) -> str:
 def strip_map(digest: Digest, strip: Strip) -> Json:
     layers = digest.in_depth(strip.layers)
     places = [strip.layers[layer] for layer in layers]
-    return {
-        **strip_title(strip),
-        "layers": list(layers),
-        "steps": strip.buckets.steps.tolist(),
-        "values": matrix(telling(strip.buckets).T[places]),
-    }
+    steps, values = _with_gaps(strip.buckets.steps, telling(strip.buckets).T[places])
+    return {**strip_title(strip), "layers": list(layers), "steps": steps.tolist(), "values": matrix(values)}
+
+
+def _with_gaps(steps: Integers, values: Singles) -> tuple[Integers, Singles]:
+    """A stretch in which nothing was measured gets columns of its own at its ends: not the colour of its neighbours."""
+    if len(steps) < _LEAST_COLUMNS:
+        return steps, values
+    apart = np.diff(steps)
+    usual = int(np.median(apart))
+    before = np.flatnonzero(apart > _FAR_APART * usual)
+    empty = np.concatenate([steps[before] + usual, steps[before + 1] - usual])
+    places = np.concatenate([before + 1, before + 1])
+    return np.insert(steps, places, empty), np.insert(values, places, np.nan, axis=1)
 
 
 def strip_title(strip: Strip) -> Json:

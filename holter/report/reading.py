@@ -31,7 +31,8 @@ class Follower:
 
     def _begin(self) -> None:
         self._whole = Digest(self._buckets)
-        self.digest = self._whole  # that of a sample, until everything was read
+        # What is shown until everything was read: that of a sample, or what was known before it was read again.
+        self.digest = getattr(self, "digest", self._whole)
         self.examiner: Examiner | None = None
         self.problems: list[Problem] = []
 
@@ -65,6 +66,17 @@ class Follower:
     @property
     def is_sample(self) -> bool:
         return self.digest is not self._whole
+
+    @property
+    def steps(self) -> int:
+        """How many were taken; of a sample the number of the last one says it."""
+        return self.digest.last_step + 1 if self.is_sample else self.digest.count
+
+    @property
+    def seconds(self) -> float:
+        """That these steps took."""
+        taken = self.digest.sums.get("step_time", 0.0)
+        return taken * self.steps / max(1, self.digest.count) if self.is_sample else taken
 
     def look(self) -> None:
         """A first look: all of a short run, some of a long one, in a second or two."""

@@ -100,8 +100,8 @@ def _scale(chart: Map, values: Floats) -> tuple[Any, str, str]:
 
 
 def _edges(steps: Floats) -> Floats:
-    """A column reaches to the next one; the last is as wide as the one before."""
-    return np.append(steps, steps[-1] + (steps[-1] - steps[-2] if len(steps) > 1 else 1.0))
+    """A column reaches to the next one; the last is as wide as they usually are."""
+    return np.append(steps, steps[-1] + (float(np.median(np.diff(steps))) if len(steps) > 1 else 1.0))
 
 
 def _merge_columns(chart: Map) -> Map:

@@ -32,6 +32,7 @@ _LEAST = 2  # values before the onset, for a past
 # Scalars that say nothing about why, or only of Holter.
 _SILENT = frozenset(("monitor_cost", "dropped", "optimizer_step", "gradient_nonfinite", "batch/repeated"))
 _ALWAYS = ("loss", "gradient_norm")
+_SET = ("learning_rate", "weight_decay", "batch/", "clip_max_norm", "loss_scale")
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ def _shown(finding: Finding, digest: Digest) -> list[_Series]:
         kinds.setdefault(one.kind, (step, -distance, one))
     first = [one for _, _, one in sorted(kinds.values(), key=lambda found: found[:2])]
     own = [one for one in first if one.layer is not None] if finding.layer else first
-    whole = [one for one in _scalars(digest) if one.kind in _ALWAYS]
+    whole = sorted((one for one in _scalars(digest) if one.kind in _ALWAYS), key=lambda one: _ALWAYS.index(one.kind))
     return list({one.title: one for one in [*own[: _CHARTS - 1], *whole, *own[_CHARTS - 1 :]]}.values())[:_CHARTS]
 
 
@@ -83,14 +84,26 @@ def order_of_events(findings: Sequence[Finding], digest: Digest) -> list[Json]:
     """What happened when, oldest first: which series left their past, when it was known, when it was last seen."""
     events: list[tuple[int, int, str]] = []
     for finding in ranked(findings)[:_CHARTS]:
-        left = sorted((step, one.title) for _, step, one in _departures(finding, digest))[:_NAMED]
-        events += [(step, 0, f"{title} leaves its usual range") for step, title in left]
+        left = sorted(_departures(finding, digest), key=lambda found: (found[1], _rank(found[2]), -found[0]))
+        events += [(step, _rank(one), _event(step, one)) for _, step, one in left[:_NAMED]]
         what = f"{title_of(finding.cause)}{f' in {finding.layer}' if finding.layer else ''}"
-        events.append((finding.since, 1, f"{what} begins"))
-        events.append((finding.step, 2, f"{what} is known"))
+        events.append((finding.since, 7, f"{what} begins"))
+        events.append((finding.step, 8, f"{what} is known"))
         if finding.until is not None:
-            events.append((finding.until, 3, f"{what} is seen for the last time"))
+            events.append((finding.until, 9, f"{what} is seen for the last time"))
     return [{"step": step, "what": what} for step, _, what in sorted(set(events))]
+
+
+def _rank(one: _Series) -> int:
+    """At one step: what is set, then what comes of it layer by layer, then the loss."""
+    if one.kind.startswith(_SET):
+        return 0
+    return 1 if one.layer is not None else 3 if one.kind.endswith("loss") else 2
+
+
+def _event(step: int, one: _Series) -> str:
+    value = one.values[np.searchsorted(one.steps, step)]
+    return f"{one.title} {'is not finite' if not np.isfinite(value) else 'leaves its usual range'}"
 
 
 def _departures(finding: Finding, digest: Digest) -> Iterator[tuple[float, int, _Series]]:

@@ -36,7 +36,7 @@ def run_view(follower: Follower, examined: Examined, map_ids: Collection[str] | 
     digest = follower.digest
     strips = ordered_strips(digest)
     sent = [strip for strip in strips if map_ids is None or map_id(strip) in map_ids]
-    verdict = verdict_of(examined.findings, follower.run_state, digest.count)
+    verdict = verdict_of(examined.findings, follower.run_state, follower.steps)
     return {
         "run": _run(follower),
         "verdict": asdict(verdict),
@@ -92,21 +92,27 @@ def _run(follower: Follower) -> Json:
         "optimizers": [str(one) for one in optimizers] if isinstance(optimizers, list) else [],
         "versions": {str(k): str(v) for k, v in versions.items()} if isinstance(versions, dict) else {},
         "created": run.created,
-        "steps": digest.count,
+        "steps": follower.steps,
         "last_step": digest.last_step,
         "segments": len(digest.segments),
         "dropped": follower.ending.dropped if follower.ending is not None else 0,
         "unreadable_bytes": follower.unreadable_bytes,
-        "seconds": (_mean(digest, "step_time") or 0.0) * digest.count,
-        "monitor_cost": _mean(digest, "monitor_cost"),
+        "seconds": follower.seconds,
+        "monitor_cost": monitor_cost(digest),
     }
 
 
-def _mean(digest: Digest, name: str) -> float | None:
-    """Over the buckets; None where nothing finite was recorded."""
+def monitor_cost(digest: Digest) -> float | None:
+    """The share of the time of all steps."""
+    whole = digest.sums.get("step_time", 0.0)
+    return digest.sums["monitor"] / whole if whole > 0 and "monitor_cost" in digest.scalars else None
+
+
+def _usual(digest: Digest, name: str) -> float | None:
+    """The median over the buckets; None where nothing finite was recorded."""
     values = digest.scalars[name].last[:, 0] if name in digest.scalars else np.zeros(0)
     known = values[np.isfinite(values)]
-    return float(known.mean()) if len(known) else None
+    return float(np.median(known)) if len(known) else None
 
 
 def _histograms(digest: Digest) -> Json:
@@ -115,8 +121,7 @@ def _histograms(digest: Digest) -> Json:
 
 
 def _machine(digest: Digest) -> Json:
-    spent = {stage: _mean(digest, f"time/{stage}") for stage in STAGES}
-    known = {stage: seconds for stage, seconds in spent.items() if seconds is not None}
+    known = {stage: digest.sums[f"time/{stage}"] for stage in STAGES if f"time/{stage}" in digest.sums}
     whole = sum(known.values())
     words: dict[str, tuple[str, Callable[[float], str]]] = {
         "step_time": ("a step takes", duration),
@@ -127,13 +132,14 @@ def _machine(digest: Digest) -> Json:
         "machine/gpu_memory": ("memory of the GPU", lambda value: size(int(value))),
         "machine/gpu_utilisation": ("GPU in use", share),
         "machine/cpu_share": ("processor in use", share),
-        "monitor_cost": ("watching costs", share),
     }
     figures = [
         {"name": title, "text": tell(value)}
         for name, (title, tell) in words.items()
-        if (value := _mean(digest, name)) is not None
+        if (value := _usual(digest, name)) is not None
     ]
+    if (cost := monitor_cost(digest)) is not None:
+        figures.append({"name": "watching costs", "text": share(cost)})
     return {"stages": {stage: seconds / whole for stage, seconds in known.items()} if whole else {}, "figures": figures}
 
 
@@ -141,6 +147,12 @@ def _unobserved(follower: Follower, examined: Examined) -> list[str]:
     digest = follower.digest
     roles = {role for role, _ in digest.strips}
     found = [sentence for role, sentence in _EXPECTED.items() if role not in roles]
+    for role in ("gradient", "batch"):
+        if 0 < digest.looks.get(role, 0) < digest.count and not follower.is_sample:
+            what = {"gradient": "Gradients", "batch": "Batches"}[role]
+            found.append(
+                f"{what} were measured in {digest.looks[role]:,} of {digest.count:,} steps, as the budget allows."
+            )
     if "loss" not in digest.scalars:
         found.append("The loss was not logged: monitor.log(loss=loss).")
     if "time/data" not in digest.scalars:

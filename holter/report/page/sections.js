@@ -267,7 +267,7 @@
               el(
                 'tr',
                 {},
-                ['limit', 'value', 'means', 'requirement'].map((name) => el('th', { scope: 'col' }, name)),
+                ['limit', 'value', 'means'].map((name) => el('th', { scope: 'col' }, name)),
               ),
             ),
             el(
@@ -280,7 +280,6 @@
                   el('th', { scope: 'row' }, words(limit.name)),
                   el('td', {}, number(limit.value)),
                   el('td', {}, named(limit.means, 200)),
-                  el('td', { class: 'muted' }, named(limit.requirement, 40)),
                 ),
               ),
             ),
