@@ -75,11 +75,13 @@ def write_info(directory: Path, info: Mapping[str, Any]) -> None:
 def _read_info(path: Path) -> Mapping[str, Any]:
     try:
         file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe in its place must not be waited for
-        with open(file, "rb") as opened:
+        try:
             found = os.fstat(file)
             if not stat.S_ISREG(found.st_mode) or found.st_size > _MOST_INFO:
                 return {}
-            info = json.loads(opened.read().decode())
+            info = json.loads(os.read(file, found.st_size).decode())
+        finally:
+            os.close(file)
     except (OSError, ValueError, RecursionError):
         return {}
     return info if isinstance(info, dict) else {}

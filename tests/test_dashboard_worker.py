@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import signal
+import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import numpy as np
 import psutil
 import pytest
 
-from holter.dashboard.examinations import Examinations
+from holter.dashboard.examinations import Examination, Examinations
 from holter.dashboard.shelf import Shelf
 from holter.dashboard.wire import Answer, from_line, to_line
 from holter.diagnosis.convergence import Forecast, Outlook
@@ -85,6 +87,23 @@ def test_nothing_is_examined_while_nobody_looks(tmp_path: Path) -> None:
     examinations.attend("older")
     found = examinations.next(runs)
     assert found is not None and found.name == "older"
+
+
+def test_what_was_begun_is_examined_to_its_end_before_another_begins(tmp_path: Path) -> None:
+    """The worker keeps few runs open: taken by turns, many long ones would begin again and again."""
+    for number in range(6):
+        write_run(tmp_path / f"run-{number}", steps=1)
+    runs = list(Shelf(tmp_path).runs().values())
+    examinations = Examinations()
+    examinations.attend()
+    first = examinations.next(runs)
+    assert first is not None
+    asked = Examination(first.extent, first.glance.state, at=time.monotonic(), is_partial=True)
+    examinations.known[first.id] = asked
+    assert examinations.next(runs) == first
+    examinations.known[first.id] = replace(asked, is_partial=False)
+    following = examinations.next(runs)
+    assert following is not None and following.id != first.id
 
 
 def test_what_was_examined_survives_the_way_between_the_processes() -> None:
