@@ -27,7 +27,7 @@ class PythonCost:
     variant: str
     parameters: int
     first_step_ms: float | None = None
-    own_ms: Spread | None = None  # a step, on the training thread
+    own_ms: Spread | None = None  # an ordinary step, whose gradients were not measured, on the training thread
     measured_own_ms: Spread | None = None  # the same, of steps whose gradients were measured
     step_ms: Spread | None = None  # the whole step, Holter's part in it
     rows_share: float | None = None  # of the steps whose gradients were measured
@@ -59,7 +59,7 @@ def _measure(variant: str, device: torch.device, parameters: int, steps: int) ->
             variant=variant,
             parameters=sum(1 for _ in model.parameters()),
             first_step_ms=own[0],
-            own_ms=spread(own[_WARM_UP:]),
+            own_ms=spread(own[step] for step in counted if step not in measured),
             measured_own_ms=spread(own[step] for step in counted if step in measured),
             step_ms=spread(whole[_WARM_UP:]),
             rows_share=sum(step in measured for step in counted) / steps,

@@ -187,16 +187,15 @@ def _memory(memory: Part | None) -> str:
 
 def _python(costs: Sequence[Part]) -> str:
     title = f"### The training thread, {costs[0]['parameters']:,} parameters"
-    head = ("variant", "own ms", "p99", "own ms, measured", "first step", "whole step ms", "rows", "own share")
+    head = ("variant", "own ms", "own ms, measured", "first step", "whole step ms", "rows", "own share")
     return f"{title}\n\n{table(head, [_python_row(cost) for cost in costs])}"
 
 
 def _python_row(cost: Part) -> list[str]:
     name = f"{cost['variant']}, {cost['device']}"
     if cost["error"]:
-        return [f"{name}: {cost['error']}", *[_NONE] * 7]
-    own = cost["own_ms"]
-    times = [_middle(own), _number(own["p99"]), _middle(cost["measured_own_ms"]), _number(cost["first_step_ms"])]
+        return [f"{name}: {cost['error']}", *[_NONE] * 6]
+    times = [_middle(cost["own_ms"]), _middle(cost["measured_own_ms"]), _number(cost["first_step_ms"])]
     return [name, *times, _middle(cost["step_ms"]), _percent(cost["rows_share"], 0), _percent(cost["monitor_cost"], 2)]
 
 

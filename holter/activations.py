@@ -300,6 +300,8 @@ def _bounds_of(module: nn.Module) -> Bounds | None:
         return Bounds(module.min_val, module.max_val)
     if isinstance(module, nn.Sigmoid | nn.Hardsigmoid):
         return Bounds(0.0, 1.0)
+    if isinstance(module, nn.RNN | nn.RNNCell):  # what it puts out went through its own
+        return Bounds(-1.0, 1.0) if module.nonlinearity == "tanh" else None
     return Bounds(-1.0, 1.0) if isinstance(module, nn.Tanh | nn.Softsign) else None
 
 

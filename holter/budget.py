@@ -17,6 +17,7 @@ ADVANCE_SECONDS = 1.0
 _ADVANCED_FOR = 20.0  # seconds of training
 _REPAID = 0.25  # of what is earned, while an advance is owed
 _FOR_RECORDS = 0.6  # of what is earned, at most
+_FELT = 0.75  # of the share that may be spent: a training feels more than the time that it waits, its caches are cold
 BESIDE = 0.5  # of what another thread takes, that a training feels: torch lets go of the interpreter
 _OUTLIER = 10  # times what was expected
 _SMOOTHING = 0.2  # weight of the newest cost in the expected one
@@ -72,7 +73,7 @@ class Budget:
         if is_opening and self.elapsed >= _ADVANCED_FOR:
             for purse in self._purses.values():
                 purse.give_back()
-        earned = (self.share or 0.0) * seconds
+        earned = _FELT * (self.share or 0.0) * seconds
         left = earned - min(self._common, _FOR_RECORDS * earned)
         self._common = rest = 0.0
         for purse in self._purses.values():

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from holter.cli_clinic import clinic
-from holter.cli_see import compare, report, serve, top
-from holter.terminal import about, console, print_json
+from holter.cli_see import by_name, compare, report, serve, top
+from holter.terminal import FOUND, about, console, print_json
 from holter.words import printable, size
 
 if TYPE_CHECKING:
@@ -142,14 +142,16 @@ def _new_run(named: Path | None) -> Path:
 @click.argument("directory", type=click.Path(path_type=Path), default="runs")
 @click.option("--json", "as_json", is_flag=True, help="For scripts.")
 def runs(directory: Path, as_json: bool) -> None:
-    """List the runs in DIRECTORY, by default runs."""
-    from holter.glance import glance_at_runs
+    """List the runs in DIRECTORY, by default runs; or the one run that it is."""
+    from holter.glance import glance, glance_at_runs
+    from holter.run import Run, is_run
 
+    directory = by_name(directory)
     if not directory.is_dir():
         raise ValueError(
             f"{directory} is not a directory: name one that holds runs, or make a first with `holter demo`"
         )
-    glances = glance_at_runs(directory)
+    glances = [glance(Run(directory.resolve()))] if is_run(directory) else glance_at_runs(directory)
     if as_json:
         print_json(glances)
     elif not glances:
@@ -198,7 +200,9 @@ def _are(roles: list[str]) -> str:
 @main.command()
 @click.argument("run", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="For scripts.")
-@click.option("--fail-on", type=click.Choice(_SEVERITIES), help="Exit with code 2 on a finding this severe, or more.")
+@click.option(
+    "--fail-on", type=click.Choice(_SEVERITIES), help=f"Exit with code {FOUND} on a finding this severe, or more."
+)
 def diagnose(run: Path, as_json: bool, fail_on: str | None) -> None:
     """Say what is wrong with RUN: the cause, where, since when, and what to change."""
     from holter.diagnosis.convergence import outlook
@@ -210,17 +214,22 @@ def diagnose(run: Path, as_json: bool, fail_on: str | None) -> None:
     findings, checks = opened.findings, check_health(history, opened.layers)
     planned = opened.info.get("total_steps")
     going = outlook(*history.scalar("loss"), planned if isinstance(planned, int) else None)
+    error = opened.ending.error if opened.ending is not None else ""
     if as_json:
-        print_json({"findings": findings, "health": checks, "outlook": going})
+        ended = {"state": opened.state, "error": error, "steps": len(history)}
+        ended["unreadable_bytes"] = opened.unreadable_bytes
+        print_json({**ended, "findings": findings, "health": checks, "outlook": going})
     else:
-        from holter.diagnosis.render import render_findings, render_health, render_outlook
+        from holter.diagnosis.render import render_damage, render_ending, render_findings, render_health, render_outlook
 
         screen = console()
-        screen.print(render_findings(findings, len(history)))
+        screen.print(render_ending(opened.state, error, len(history)), end="")
+        screen.print(render_damage(opened.unreadable_bytes), end="")
+        screen.print(render_findings(findings, len(history), opened.state))
         screen.print(render_health(checks))
         screen.print(render_outlook(going))
     if fail_on is not None and any(_SEVERITIES.index(one.severity) >= _SEVERITIES.index(fail_on) for one in findings):
-        raise SystemExit(2)
+        raise SystemExit(FOUND)
 
 
 @main.command()

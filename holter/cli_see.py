@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from holter.terminal import about, console, print_json
+from holter.terminal import FOUND, about, console, print_json
 from holter.words import printable, size
 
 if TYPE_CHECKING:
@@ -41,16 +42,43 @@ def report(run: Path, output: Path | None, png: bool) -> None:
 @click.argument("directory", type=click.Path(path_type=Path), default="runs")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Any other than this machine needs a token.")
 @click.option("--port", type=click.IntRange(0, 65535), help="0 for any that is free.  [default: 4658]")
-@click.option("--token", envvar="HOLTER_TOKEN", default="", help="Made up where there is none; or HOLTER_TOKEN.")
+@click.option(
+    "--token-file", type=click.Path(path_type=Path), metavar="FILE", help="Holds a token of yours, for you only."
+)
+@click.option("--token", default="", help="Others see it in the list of processes: use --token-file or HOLTER_TOKEN.")
 @click.option("--allow", multiple=True, metavar="NAME:PORT", help="Another name it is reached by, as through a proxy.")
 @click.option("--open", "open_browser", is_flag=True, help="Open a browser.")
-def serve(directory: Path, host: str, port: int | None, token: str, allow: tuple[str, ...], open_browser: bool) -> None:
-    """Show all runs in DIRECTORY, by default runs, in a browser, as they train."""
+def serve(
+    directory: Path,
+    host: str,
+    port: int | None,
+    token_file: Path | None,
+    token: str,
+    allow: tuple[str, ...],
+    open_browser: bool,
+) -> None:
+    """Show all runs in DIRECTORY, by default runs, in a browser, as they train; or the one run that it is.
+
+    Whoever has the token may look. It is made up and stands in the address that is printed; one of your own is that of
+    --token-file, or of HOLTER_TOKEN.
+    """
     from holter.dashboard.serve import PORT, Address
     from holter.dashboard.serve import serve as serve_runs
+    from holter.dashboard.token import token_in
 
-    address = Address(host, PORT if port is None else port, token, allow)
-    serve_runs(directory, address, echo=click.echo, open_browser=open_browser)
+    if token and token_file is not None:
+        raise click.UsageError("name --token-file or --token, not both")
+    found = token or (token_in(token_file) if token_file is not None else os.environ.get("HOLTER_TOKEN", ""))
+    address = Address(host, PORT if port is None else port, found, allow)
+    serve_runs(by_name(directory), address, echo=click.echo, open_browser=open_browser)
+
+
+def by_name(directory: Path) -> Path:
+    """A directory, or the run of that name under runs/, as `holter runs` lists it."""
+    from holter.run import is_run
+
+    named = Path("runs") / directory
+    return named if len(directory.parts) == 1 and not directory.exists() and is_run(named) else directory
 
 
 @click.command()
@@ -68,7 +96,7 @@ def top(run: Path, once: bool) -> None:
 @click.option("--by", type=click.Choice(["step", "samples", "tokens"]), default="step", show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="For scripts.")
 @click.option("--html", type=click.Path(path_type=Path), metavar="FILE", help="Also as a page that opens offline.")
-@click.option("--fail-on", type=click.Choice(["regression"]), help="Exit with code 2 where a run is worse.")
+@click.option("--fail-on", type=click.Choice(["regression"]), help=f"Exit with code {FOUND} where a run is worse.")
 def compare(runs: tuple[Path, ...], by: str, as_json: bool, html: Path | None, fail_on: str | None) -> None:
     """Compare runs with the first: where they part, what differs, which findings went and came, did it help.
 
@@ -91,7 +119,7 @@ def compare(runs: tuple[Path, ...], by: str, as_json: bool, html: Path | None, f
 
         console().print(render_comparison(found))
     if fail_on is not None and found.regressed:
-        raise SystemExit(2)
+        raise SystemExit(FOUND)
 
 
 def _write_comparison(found: Comparison, target: Path) -> None:

@@ -1,10 +1,11 @@
 """The diagnosis of a training while it runs: a doctor on a thread of its own, within a small share of the time.
 
-Records come here when they are written. They wait until a purse can pay for them: it begins with an advance, so that
-the first steps are examined at once, and earns `share` of the time that goes by. So the interpreter, which the training
-needs too, is taken for no longer than that. The doctor sees every record in its order, and says live what it will say
-of the stored run. Where steps are so short that more records wait than may, what waits is forgotten and another doctor
-begins with the present, as after a resume: late findings help nobody, and series with holes would mislead the rules.
+Records come here when they are written. They wait until a purse can pay for them: it begins with a small advance, so
+that the first step is examined at once, and earns `share` of the time that goes by. So the interpreter, which the
+training needs too, is taken for no longer than that. The doctor sees every record in its order, and says live what it
+will say of the stored run. Where steps are so short that more records wait than may, what waits is forgotten and
+another doctor begins with the present, as after a resume: late findings help nobody, and series with holes would
+mislead the rules.
 """
 
 from __future__ import annotations
@@ -23,14 +24,18 @@ from holter.diagnosis.thresholds import Thresholds
 from holter.record import Record, size_of
 from holter.stopping import Patience, is_severe
 
-ADVANCE_SECONDS = 0.01  # with what it earns, below 0.2 % of the first minute; it is enough for some fifty steps
+ADVANCE_SECONDS = 0.002  # with what it earns, below 0.2 % of the first ten seconds
 _LATE = 64  # records that wait, from which on the rules are asked less often
 MOST_RECORDS = 2048  # a step has two, where its loss is logged after it
 MOST_BYTES = 16 << 20
 # Between two looks at what has come: the first record after a rest costs several times as much as the next ones, as
-# nothing of the diagnosis is in the processor's caches any more. What is not finite is looked at without delay.
+# nothing of the diagnosis is in the processor's caches any more. What is not finite is looked at without delay, and is
+# paid for later.
 _PACE_SECONDS = 1.0
 _LONGEST_PAUSE = 10.0
+# A purse that is empty saves for several records: one at a time, each would be the first after a rest. Where many wait,
+# it saves longer, and so needs less for each: else they would be ever more.
+_SAVES_SECONDS, _SAVES_LONGER = 2.0, 5.0
 _URGENT = ("loss", "gradient_norm")
 _WORK_SECONDS = 5e-4  # before a breath, which costs a twentieth of that
 _BREATH_SECONDS = 5e-5
@@ -75,6 +80,7 @@ class Examination:
         self._forgotten = 0  # records
         self._lost_its_place = False  # what came before the next record was forgotten
         self._lost: set[str] = set()  # of what is urgent, that which is not finite
+        self._urgent: int | None = None  # the step at which that began, until it has been examined
         self._hurries = 0  # how many wait for the diagnosis
         self._asked_for = 0.0  # seconds spent while they did, which the purse does not pay for
         self._rested_at = 0.0  # by the thread's own clock
@@ -127,6 +133,7 @@ class Examination:
         self._lost_its_place = False
         lost = {name for name in _URGENT if not math.isfinite(record.scalars.get(name, 0.0))}
         if lost - self._lost:
+            self._urgent = record.step
             self._background.flush(0.0)  # waits for nothing, but wakes the thread
         self._lost = (self._lost - record.scalars.keys()) | lost
 
@@ -182,14 +189,16 @@ class Examination:
         record, follows_a_hole = item
         if self._doctor is None:
             return None
-        if not self._hurries:
+        if not self._hurries and self._urgent is None:
             pause = pause_for(time.thread_time() - self._asked_for, self.elapsed, self._share)
             if pause > 0:
-                # A purse that is empty saves for several records: one at a time, each would be the first after a rest.
-                return min(max(pause, _PACE_SECONDS), _LONGEST_PAUSE)
+                saves = _SAVES_SECONDS if len(self._background) <= _LATE else _SAVES_LONGER
+                return min(max(pause, saves), _LONGEST_PAUSE)
         began, is_asked_for = time.thread_time(), self._hurries > 0
         self._attempt(partial(self._show, record, follows_a_hole))
         self._asked_for += time.thread_time() - began if is_asked_for else 0.0
+        if self._urgent is not None and record.step > self._urgent:  # a step is over when the next one comes
+            self._urgent = None
         return None
 
     def _show(self, record: Record, follows_a_hole: bool) -> None:
@@ -200,6 +209,8 @@ class Examination:
             stay = (one for one in self._known if not is_back or one.since < record.step)
             self._earlier, self._doctor, self._is_new = tuple(stay), self._new_doctor(), True
             self._published = None
+            if is_back:
+                self._urgent = None
         assert self._doctor is not None
         self._doctor.is_late = not self._hurries and len(self._background) > _LATE
         if self._is_new and not record.late:

@@ -24,6 +24,7 @@ from holter.history import History
 from holter.layer_summary import ORDER, Layer, Role, summarise_roles
 from holter.record import LayerRows, Problem, Record, is_validation
 from holter.report.buckets import Buckets
+from holter.report.verdict import more
 from holter.scalar_summary import Scalars, summarise_scalars
 from holter.statistics.rows import Rows
 from holter.tail import Tail
@@ -99,7 +100,8 @@ class Pulse:
     def _begin(self) -> None:
         self._doctor: Doctor | None = None
         self._failed = ""  # why the diagnosis ended
-        self._problems: dict[tuple[str, str], Problem] = {}
+        self._problems: dict[tuple[str, str], Problem] = {}  # the different ones
+        self._more_problems = 0  # beyond those that are kept
         self._traces: dict[str, Trace] = {}
         self._newest: dict[str, float] = {}
         self._recent: deque[Record] = deque(maxlen=_RECENT)
@@ -115,8 +117,8 @@ class Pulse:
         for entry in self._tail.read():
             if isinstance(entry, Record):
                 self._take_record(entry)
-            elif isinstance(entry, Problem) and len(self._problems) < _MOST_PROBLEMS:
-                self._problems[entry.where, entry.what] = entry
+            elif isinstance(entry, Problem):
+                self._take_problem(entry)
             if time.monotonic() > until:
                 return False
         return True
@@ -124,6 +126,13 @@ class Pulse:
     def finish(self) -> None:
         """No more will be read: the diagnosis need not wait for what belongs to the last step."""
         self._examine(Doctor.finish)
+
+    def _take_problem(self, problem: Problem) -> None:
+        key = problem.where, problem.what
+        if key in self._problems or len(self._problems) < _MOST_PROBLEMS:
+            self._problems[key] = problem
+        else:
+            self._more_problems += 1
 
     def _take_record(self, record: Record) -> None:
         self._doctor = self._doctor or Doctor(self._tail.run.info)
@@ -207,9 +216,11 @@ class Pulse:
             yield "run.json is missing or damaged: what is being trained is not known."
         if self._failed:
             yield self._failed
-        torn = self._tail.bytes_unread
+        if self._more_problems:
+            yield f"{more(self._more_problems, 'problem')} of Holter's own: `holter diagnose` lists them all."
+        torn = self._tail.bytes_torn
         if torn and state not in ("running", "reading"):
-            yield f"{torn:,} bytes at the end of its journals cannot be read."
+            yield f"{torn:,} bytes of its journals, from a torn or damaged place on, cannot be read."
         ending = self._tail.ending
         dropped = max(self._newest.get("dropped", 0.0), ending.dropped if ending is not None else 0)
         if dropped > 0:

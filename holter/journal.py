@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from holter.codec import Decoder, Encoder
-from holter.record import FORMAT, Entry
+from holter.record import FORMAT, Ending, Entry
 
 _HEADER = struct.Struct("<6sH")
 _LENGTH = struct.Struct("<I")
@@ -185,9 +185,20 @@ def read_backwards(path: Path) -> Iterator[bytes]:
             end -= AROUND + len(blob)
 
 
+def last_ending(path: Path) -> Ending | None:
+    """How a run ended, by the last frame of its journal: it stands there too where damage hides what comes before."""
+    with path.open("rb") as file:
+        blob = _blob_before(file, os.fstat(file.fileno()).st_size) if has_header(file, path) else b""
+    try:
+        entry = Decoder().decode(blob) if blob else None
+    except ValueError:
+        return None
+    return entry if isinstance(entry, Ending) else None
+
+
 def _blob_before(file: BinaryIO, end: int) -> bytes:
     """The blob of the frame that ends here; empty where none does."""
-    file.seek(end - LENGTH)
+    file.seek(max(0, end - LENGTH))
     place = end - AROUND - _number(file.read(LENGTH))
     if place < BEGIN:
         return b""

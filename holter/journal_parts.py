@@ -1,24 +1,38 @@
-"""Parts of a long journal, without reading all of it: a sample from everywhere, or some of its steps.
+"""Parts of a long journal, without reading all of it: a sample from everywhere, or some steps of one role.
 
-Frames tell their lengths, so the file can be walked along without being read; steps only grow in a journal, so one is
-found by halving. What is damaged is left out here, and told by those who read everything.
+Frames tell their lengths, so the file can be walked along without being read; the words of an entry stand at its
+beginning, so what it holds is seen without being decoded. What is damaged is left out here, and told by those who read
+everything.
 """
 
 from __future__ import annotations
 
 import itertools
+import json
+import math
 import os
-from bisect import bisect_left, bisect_right
+import re
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from operator import attrgetter
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 from holter.codec import Decoder, read_words
 from holter.journal import AROUND, BEGIN, HEAD, LENGTH, has_header, read_frame
-from holter.record import Entry, Record
+from holter.record import EXECUTION_ORDER, Entry, Record
 
 _KIND_WITHIN = 64  # bytes of an entry in which its kind stands
+_WORDS_WITHIN = 1024  # and all words of most entries
 _LAST_ONES = 8
+_AT_ONCE = 384 << 20  # bytes that are decoded in about a second
+_EACH = 64 << 10  # bytes that take as long as any entry does, however small it is
+_HEADER_LENGTH = 8  # bytes that say how long the words are
+# The first words of a record as the codec writes them: JSON within JSON.
+_RECORD = re.compile(
+    rb'\{\\"kind\\": \\"record\\", \\"step\\": (-?\d+), \\"time\\": [^,]+, '
+    rb'\\"segment\\": (-?\d+), \\"late\\": (true|false),'
+)
 
 
 def read_sample(path: Path, most: int) -> Iterator[Entry]:
@@ -28,41 +42,160 @@ def read_sample(path: Path, most: int) -> Iterator[Entry]:
         if not has_header(file, path):
             return
         end = os.fstat(file.fileno()).st_size
-        places, tables = _walk(file.fileno(), end)
+        places: list[int] = []
+        tables: list[int] = []
+        for place, begin in _walk(file.fileno(), end, HEAD + _KIND_WITHIN):
+            (tables if b"layers" in begin else places).append(place)
         yield from _decoded(file, end, sorted({*tables, *_telling(places, most)}))
 
 
-def read_between(path: Path, first: int, last: int, most: int) -> Iterator[Record]:
-    """The records of these steps, evenly thinned out to about so many. Where a training went back in the middle of a
-    journal, steps may be missing."""
+@dataclass(frozen=True)
+class Part:
+    """Some steps of a run. Where there were too many to be read at once, `read` is less than `there`."""
+
+    records: Iterator[Record]
+    read: int
+    there: int
+    last_step: int  # of the whole run
+    depth: str | None  # the newest note of the order in which layers run
+
+
+def read_between(journals: Sequence[Path], role: str, first: int, last: int, most: int = _AT_ONCE) -> Part:
+    """The records with this role of these steps, of the line of training that survived, as `History.latest` has it.
+
+    Where they have more than `most` bytes, one of each stretch of them.
+    """
+    looked = [_look(path, role, first, last) for path in journals]
+    found = [frame for frame in _survivors(looked) if frame.has_role]
+    chosen = _thinned(found, most)
+    records = (
+        record
+        for one in looked
+        for record in _records(one, [frame.place for frame in chosen if frame.journal is one.path])
+        if role in record.rows
+    )
+    notes = (_depth_in(one) for one in reversed(looked) if one.noted is not None)
+    return Part(records, len(chosen), len(found), max((one.last for one in looked), default=-1), next(notes, None))
+
+
+class _Frame(NamedTuple):
+    """A record, seen from outside."""
+
+    journal: Path
+    place: int
+    size: int
+    step: int
+    segment: int
+    late: bool
+    has_role: bool
+
+
+@dataclass
+class _Looked:
+    """A journal that was walked along: the records of the steps that were asked for, and what is to be known of the
+    others."""
+
+    path: Path
+    frames: list[_Frame] = field(default_factory=list)
+    tables: list[int] = field(default_factory=list)
+    starts: dict[int, int] = field(default_factory=dict)  # the first step of each segment
+    last: int = -1  # step
+    noted: int | None = None  # where the order in which layers run was last written
+
+
+def _look(path: Path, role: str, first: int, last: int) -> _Looked:
+    looked = _Looked(path)
+    of_role, of_depth = _as_written(f'"role": {json.dumps(role)}'), _as_written(f'"{EXECUTION_ORDER}": ')
     with path.open("rb") as file:
         if not has_header(file, path):
-            return
+            return looked
         end = os.fstat(file.fileno()).st_size
-        places, tables = _walk(file.fileno(), end)
-        steps = _Steps(file, end, places)
-        chosen = places[bisect_left(steps, first) : bisect_right(steps, last)]
-        chosen = chosen[:: max(1, len(chosen) // most)]
-        needed = [table for table in tables if chosen and table < chosen[-1]]
-        for entry in _decoded(file, end, sorted((*needed, *chosen))):
-            if isinstance(entry, Record) and first <= entry.step <= last:
+        for place, begin in _walk(file.fileno(), end, _WORDS_WITHIN):
+            if b"layers" in begin[: HEAD + _KIND_WITHIN]:
+                looked.tables.append(place)
+            elif (seen := _RECORD.search(begin, HEAD, HEAD + 4 * _KIND_WITHIN)) is not None:
+                step, segment = int(seen[1]), int(seen[2])
+                looked.last = max(looked.last, step)
+                looked.starts[segment] = min(step, looked.starts.get(segment, step))
+                words = _words(file.fileno(), place, begin)
+                if of_depth in words:
+                    looked.noted = place
+                if first <= step <= last:
+                    size, late = _length(begin), seen[3] == b"true"
+                    looked.frames.append(_Frame(path, place, size, step, segment, late, of_role in words))
+    return looked
+
+
+def _survivors(looked: Sequence[_Looked]) -> list[_Frame]:
+    """Those that no later segment took again: one counts up to where the first of its successors starts. Where a step
+    stands twice even so, the newer one."""
+    starts: dict[int, int] = {}
+    for segment, step in ((segment, step) for one in looked for segment, step in one.starts.items()):
+        starts[segment] = min(step, starts.get(segment, step))
+    until = {one: min((starts[other] for other in starts if other > one), default=math.inf) for one in starts}
+    alive = [frame for one in looked for frame in one.frames if frame.step < until[frame.segment]]
+    newest = {frame.step: place for place, frame in enumerate(alive) if not frame.late}
+    return [frame for place, frame in enumerate(alive) if place >= newest.get(frame.step, 0)]
+
+
+def _thinned(frames: list[_Frame], most: int) -> list[_Frame]:
+    """All have the role, so that of a stretch one of a usual size is as good as the largest, and quicker to read."""
+    stretch, chosen = 1, frames
+    while len(chosen) > 1 and sum(frame.size + _EACH for frame in chosen) > most:
+        stretch *= 2
+        stretches = (frames[first : first + stretch] for first in range(0, len(frames), stretch))
+        chosen = [sorted(some, key=attrgetter("size"))[len(some) // 2] for some in stretches]
+    return chosen
+
+
+def _records(looked: _Looked, places: list[int]) -> Iterator[Record]:
+    if not places:
+        return
+    with looked.path.open("rb") as file:
+        end = os.fstat(file.fileno()).st_size
+        needed = (table for table in looked.tables if table < places[-1])
+        for entry in _decoded(file, end, sorted((*needed, *places))):
+            if isinstance(entry, Record):
                 yield entry
 
 
-def _walk(file: int, end: int) -> tuple[list[int], list[int]]:
-    """Where frames begin, and which of them are tables of layers. Nothing is checked but the lengths, and nothing
-    else is read: mapped into memory, a long journal would count as ours."""
-    places: list[int] = []
-    tables: list[int] = []
+def _depth_in(looked: _Looked) -> str | None:
+    with looked.path.open("rb") as file:
+        blob = _blob(file, looked.noted or BEGIN, os.fstat(file.fileno()).st_size)
+    try:
+        found = read_words(blob)["notes"].get(EXECUTION_ORDER) if blob is not None else None
+    except (ValueError, KeyError, AttributeError):
+        return None
+    return found if isinstance(found, str) else None
+
+
+def _as_written(words: str) -> bytes:
+    """How words look in a blob: they are JSON, kept as a text in JSON."""
+    return json.dumps(words)[1:-1].encode()
+
+
+def _words(file: int, place: int, begin: bytes) -> bytes:
+    """The beginning of a frame up to where its numbers come."""
+    whole = HEAD + _HEADER_LENGTH + int.from_bytes(begin[HEAD : HEAD + _HEADER_LENGTH], "little")
+    return begin[:whole] if whole <= len(begin) else os.pread(file, min(whole, AROUND + _length(begin)), place)
+
+
+def _walk(file: int, end: int, much: int) -> Iterator[tuple[int, bytes]]:
+    """Where frames begin, and so many bytes from there on. Nothing is checked but the lengths, and nothing else is
+    read: mapped into memory, a long journal would count as ours."""
     place = BEGIN
     while place + AROUND <= end:
-        begin = os.pread(file, HEAD + _KIND_WITHIN, place)
-        after = place + AROUND + int.from_bytes(begin[:LENGTH], "little")
-        if after > end:
+        begin = os.pread(file, much, place)
+        after = place + AROUND + _length(begin)
+        if after > end or after == place + AROUND:  # no blob is empty, but a disk may leave zeros behind
             break
-        (tables if b"layers" in begin else places).append(place)
+        yield place, begin
         place = after
-    return places, tables
+
+
+def _length(begin: bytes) -> int:
+    """Of the blob in a frame."""
+    return int.from_bytes(begin[:LENGTH], "little")
 
 
 def _telling(places: list[int], most: int) -> list[int]:
@@ -74,27 +207,6 @@ def _telling(places: list[int], most: int) -> list[int]:
         largest = max(range(first, min(first + stretch, len(lengths))), key=lengths.__getitem__)
         chosen.update((largest, largest + 1))
     return [places[index] for index in sorted(chosen)]
-
-
-class _Steps(Sequence[int]):
-    """The step of each frame, read when it is asked for; what has none counts as the one before."""
-
-    def __init__(self, file: BinaryIO, end: int, places: list[int]) -> None:
-        self._file, self._end, self._places = file, end, places
-
-    def __len__(self) -> int:
-        return len(self._places)
-
-    def __getitem__(self, index: int) -> int:  # type: ignore[override]  # bisect asks for no slices
-        for place in reversed(self._places[max(0, index - 8) : index + 1]):
-            try:
-                blob = _blob(self._file, place, self._end)
-                words = read_words(blob) if blob is not None else {}
-            except ValueError:
-                continue
-            if words.get("kind") == "record":
-                return int(words["step"])
-        return -1
 
 
 def _decoded(file: BinaryIO, end: int, places: list[int]) -> Iterator[Entry]:

@@ -66,7 +66,7 @@ class Monitor:
         self._budget = Budget(settings.measuring_share)
         self._problems = Problems(self._tell)
         self._layers = Layers(model, selection, self._problems)
-        info = describe_training(model, optimizers, scheduler, settings.total_steps, self._layers)
+        info = describe_training(model, optimizers, scheduler, settings, self._layers)
         device = next(model.parameters()).device
         self._stages = Stages(device, DEVICE_PACE) if settings.stages else None
         machine = Machine(device) if settings.machine else None

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 import numpy.typing as npt
 
+from holter.report.picture import rows_to_name
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -70,7 +72,7 @@ def _draw(names: list[str], norms: Floats) -> Figure:
     with np.errstate(all="ignore"):
         decades = np.log10(norms) - np.log10(median)  # -inf for zero
     special = ~measured | (np.abs(decades) >= np.log10(FAR) - 1e-6)  # a rounded hundred is a hundred
-    written = _rows_to_name(special)
+    written = rows_to_name(special, MOST_NAMES)
     if measured.any():
         _draw_layers(axes, norms, decades, np.flatnonzero(measured), median)
     _mark_edges(axes, norms)
@@ -149,16 +151,6 @@ def _summary(n_layers: int, n_special: int, median: float) -> str:
         parts.append(f"median {median:.3g}")
     parts.append({0: "none stands out", 1: "1 stands out"}.get(n_special, f"{n_special} stand out"))
     return "   ·   ".join(parts)
-
-
-def _rows_to_name(special: Bools) -> list[int]:
-    """Rows whose names can stand without overlap: those that stand out first, then evenly spread ones."""
-    apart = max(1.0, len(special) / MOST_NAMES)
-    chosen: list[int] = []
-    for row in [*np.flatnonzero(special), *range(len(special))]:
-        if all(abs(row - other) >= apart for other in chosen):
-            chosen.append(int(row))
-    return sorted(chosen)
 
 
 def _times(decades: float) -> str:

@@ -16,11 +16,21 @@ from typing import Any, TextIO
 from holter.words import duration, number
 
 _PACE_SECONDS = 0.25
+_LINE_PACES = 4  # times that, between two lines that passes of a moment leave
 _LONGEST_BAR = 30  # cells
 _CLEAN_LINE, _NEW_LINE = "\r\x1b[2K", "\n"
 
 Known = Callable[[], Mapping[str, float]]
 Failed = Callable[[str, BaseException], None]  # told what could not be done, and why
+
+
+class _Pace:
+    """Of the process, as its terminal is one: where epochs take a moment, none of them alone would ever be due."""
+
+    due: float | None = None  # None before the first pass
+
+
+_pace = _Pace()
 
 
 class Progress:
@@ -34,19 +44,22 @@ class Progress:
         self._total, self._known, self._failed = total, known, failed
         self._count, self._is_drawn = 0, False
         self._began = time.perf_counter()
-        self._due = self._began + _PACE_SECONDS
+        if _pace.due is None:
+            _pace.due = self._began + _PACE_SECONDS
 
     def passed(self) -> None:
         """A batch goes to the training."""
         self._count += 1
-        if self._terminal is not None and time.perf_counter() >= self._due:
-            self._due = time.perf_counter() + _PACE_SECONDS
+        if self._terminal is not None and time.perf_counter() >= (_pace.due or 0.0):
+            _pace.due = time.perf_counter() + _PACE_SECONDS
             self._draw(self._count - 1)
 
     def end(self) -> None:
-        """No more of them. A pass that took no time leaves no line."""
+        """No more of them. Of passes that take no time only some leave a line."""
         if self._is_drawn:
             self._draw(self._count, is_over=True)
+            if time.perf_counter() - self._began < _PACE_SECONDS:
+                _pace.due = time.perf_counter() + _LINE_PACES * _PACE_SECONDS
         self._close()
 
     def _draw(self, done: int, *, is_over: bool = False) -> None:

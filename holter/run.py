@@ -25,7 +25,7 @@ from typing import Any
 
 from holter.diagnosis.finding import Finding, from_problem
 from holter.history import History
-from holter.journal import JournalReader
+from holter.journal import JournalReader, last_ending
 from holter.record import FORMAT, Ending, Problem, Record
 
 STALE_SECONDS = 30.0  # a live run touches its journal every few seconds
@@ -285,7 +285,10 @@ class Run:
     def ending(self) -> Ending | None:
         self._ensure_read()
         newest = self._newest_journal()
-        return self._parts[newest].ending if newest in self._parts else None
+        part = self._parts.get(newest) if newest is not None else None
+        if part is None or part.ending is not None or not part.reader.unreadable_bytes:
+            return part.ending if part is not None else None
+        return last_ending(part.reader.path)
 
     @property
     def unreadable_bytes(self) -> int:

@@ -238,8 +238,9 @@ class Baseline:
         chosen = np.flatnonzero(self._changed)
         self._changed[chosen] = False
         count = self.count[chosen]
-        self.level[chosen] = _middle(self._levels[:, chosen], np.minimum(count, self.LEVEL))
-        away = np.abs(self._residuals[: count.max(initial=0), chosen])
+        most = count.max(initial=0)
+        self.level[chosen] = _middle(self._levels[:most, chosen], np.minimum(count, self.LEVEL))
+        away = np.abs(self._residuals[:most, chosen])
         self.scale[chosen] = np.maximum(1.4826 * _middle(away, np.minimum(count, self.MEMORY)), self._floor)
 
     def _forget(self, chosen: Integers) -> None:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
-from holter.journal import JournalReader
+from holter.journal import JournalReader, last_ending
 from holter.record import Ending, Entry, Record
 from holter.run import STALE_SECONDS, Run, is_run
 
@@ -26,6 +26,7 @@ class Tail:
     def _start_over(self) -> None:
         self.run = Run(self.path)
         self._readers: dict[Path, JournalReader] = {}
+        self._opened: set[Path] = set()  # those of them that have been read from
         self._first: dict[Path, int] = {}  # steps; of the journals that have a record
         self._taken: dict[Path, int] = {}  # the last step that was taken from each
         self._starts: dict[Path, int] = {}  # how often each had been read from its start when something was taken
@@ -40,12 +41,19 @@ class Tail:
     @property
     def ending(self) -> Ending | None:
         newest = self._newest()
-        return self._endings.get(newest) if newest is not None else None
+        if newest is None or newest in self._endings or not self._readers[newest].unreadable_bytes:
+            return self._endings.get(newest) if newest is not None else None
+        return last_ending(newest)
+
+    @property
+    def bytes_torn(self) -> int:
+        """Behind what was read last of each journal: still to be read, or unreadable, a torn tail, damage."""
+        return sum(self._readers[path].unreadable_bytes for path in self._opened)
 
     @property
     def bytes_unread(self) -> int:
-        """Or unreadable, once all was read: a torn tail, damage."""
-        return sum(reader.unreadable_bytes for reader in self._readers.values())
+        """All of the journals that were not opened yet among them."""
+        return self.bytes_torn + sum(_size(path) for path in self.run.own_journals if path not in self._opened)
 
     @property
     def bytes_there(self) -> int:
@@ -58,8 +66,8 @@ class Tail:
         newest = next(reversed(self.run.own_journals), None)
         if newest is None:
             return "empty"
-        if newest in self._endings:
-            return self._endings[newest].state
+        if (ending := self.ending) is not None:
+            return ending.state
         return "running" if now - _changed(newest) < STALE_SECONDS else "crashed"
 
     def read(self) -> Iterator[Entry]:
@@ -77,11 +85,13 @@ class Tail:
         for path, reader in list(self._readers.items()):
             until = self._until(path)
             for entry in reader.read():
+                self._opened.add(path)
                 if self._starts.setdefault(path, reader.starts) != reader.starts:  # another file took its place
                     self._start_over()
                     return False
                 if self._counts(entry, path, until):
                     yield entry
+            self._opened.add(path)
         return True
 
     def _counts(self, entry: Entry, path: Path, until: float) -> bool:

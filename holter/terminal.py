@@ -12,6 +12,8 @@ import click
 if TYPE_CHECKING:
     from rich.console import Console
 
+FOUND = 3  # exit code of --fail-on: 1 says that something could not be done, 2 that a command was not understood
+
 
 def about(error: OSError) -> str:
     return f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error)

@@ -14,10 +14,11 @@ from torch.optim import Optimizer
 import holter
 from holter.capture import Layers
 from holter.layer_roles import roles_of, tied_parameters
+from holter.settings import Settings
 
 
 def describe_training(
-    model: nn.Module, optimizers: Sequence[Optimizer], scheduler: Any | None, total_steps: int | None, layers: Layers
+    model: nn.Module, optimizers: Sequence[Optimizer], scheduler: Any | None, settings: Settings, layers: Layers
 ) -> dict[str, Any]:
     names = list(zip(*layers.everything(), strict=True))
     try:
@@ -33,7 +34,8 @@ def describe_training(
         "model": type(model).__name__,
         "optimizers": [type(optimizer).__name__ for optimizer in optimizers],
         "scheduler": type(scheduler).__name__ if scheduler is not None else None,
-        "total_steps": total_steps,
+        "total_steps": settings.total_steps,
+        "budget": settings.budget,
         "parameters": sum(parameter.numel() for _, parameter in names),
         "layers": [
             {

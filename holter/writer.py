@@ -63,7 +63,7 @@ class Writer:
         """The `machine` gives further scalars for a record: this thread has the time to look at it. The `examination`
         is shown what is written."""
         self.records: list[Record] = []
-        self.newest: Mapping[str, float] = {}  # of every scalar; replaced as a whole, so that any thread may read it
+        self.newest: Mapping[str, float] = {}  # the loss; replaced as a whole, so that any thread may read it
         self._directory, self._rank, self._info, self._report, self._machine = directory, rank, info, report, machine
         self._examination = examination
         self._examined_until = self._told_until = 0.0  # by the clock: when they have to end
@@ -174,7 +174,8 @@ class Writer:
         if pause is None:
             self._built = None
             self._last = record.step, record.segment
-            self.newest = {**self.newest, **record.scalars}
+            if "loss" in record.scalars:
+                self.newest = {"loss": record.scalars["loss"]}
             self._with_examination("show a record to the diagnosis", lambda examination: examination.post(record))
             for sink in self._sinks:
                 sink.write(record)

@@ -88,8 +88,13 @@ class Served:
     client: httpx.Client = field(init=False)
 
     def __post_init__(self) -> None:
+        # Each on a connection of its own: one that is kept may be closed by the server just when it is used again.
         self.client = httpx.Client(
-            base_url=self.address, headers={"Authorization": f"Bearer {self.token}"}, timeout=60, trust_env=False
+            base_url=self.address,
+            headers={"Authorization": f"Bearer {self.token}"},
+            timeout=60,
+            trust_env=False,
+            limits=httpx.Limits(max_keepalive_connections=0),
         )
 
     @property

@@ -19,6 +19,20 @@ def matrix(values: npt.ArrayLike) -> dict[str, str]:
     return {"dtype": "f4", "bdata": base64.b64encode(table.tobytes()).decode(), "shape": shape}
 
 
+def unpacked(sent: View) -> npt.NDArray[np.float64]:
+    """[rows, columns], as a page reads them: typed arrays, or the ladder of logarithms of a report."""
+    data, shape = base64.b64decode(sent["bdata"]), [int(number) for number in sent["shape"].split(",")]
+    if sent["dtype"] != "log":
+        return np.frombuffer(data, f"<{sent['dtype']}").reshape(shape).astype(np.float64)
+    special = {0: np.nan, 1: 0.0, 2: np.inf, 3: -np.inf}
+    found = []
+    for code in np.frombuffer(data, "<u2").tolist():
+        place, is_negative = divmod(code - 4, sent["signs"])
+        ladder = (-1 if is_negative else 1) * np.exp(sent["low"] + sent["step"] * place)
+        found.append(special.get(code, ladder))
+    return np.array(found).reshape(shape)
+
+
 def plain(values: npt.ArrayLike) -> list[float | None]:
     return [float(value) if np.isfinite(value) else None for value in np.asarray(values, dtype=float)]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 
 import pytest
@@ -78,6 +79,25 @@ def test_a_bounded_layer_among_others_keeps_its_place() -> None:
     found = armed(model, torch.ones(3, 4))
     assert [signal(found, layer, "saturated") for layer in "13"] == [1.0, 1.0]
     assert all(math.isnan(signal(found, layer, "saturated")) for layer in "02")
+
+
+class Recurrent(nn.Module):
+    def __init__(self, nonlinearity: str) -> None:
+        super().__init__()
+        self.rnn = nn.RNN(4, 16, nonlinearity=nonlinearity, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.rnn(x)[0]
+        return found
+
+
+def test_a_recurrent_layer_is_bounded_by_its_tanh_and_only_by_that() -> None:
+    torch.manual_seed(0)
+    x, model = torch.randn(8, 5, 4), Recurrent("tanh")
+    model.rnn.weight_ih_l0.data.mul_(8)
+    expected = float((copy.deepcopy(model).double()(x.double()).abs() >= 0.98).double().mean())
+    assert 0.1 < expected < 0.9 and signal(armed(model, x), "rnn", "saturated") == pytest.approx(expected, abs=1e-6)
+    assert math.isnan(signal(armed(Recurrent("relu"), x), "rnn", "saturated"))
 
 
 def test_windows_of_layers_of_several_sizes_are_those_of_each() -> None:

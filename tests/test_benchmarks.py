@@ -224,7 +224,7 @@ def test_a_small_run_writes_every_contender(tmp_path: Path, capsys: pytest.Captu
     assert len(watched) == 3
     assert all(cost["dropped"] == 0 and cost["rows_share"] == 1 and not cost["findings"] for cost in watched)
     assert [cost["parameters"] for cost in result["python"]] == [40, 40]
-    assert all(cost["error"] is None and cost["own_ms"]["median"] > 0 for cost in result["python"])
+    assert all(cost["error"] is None and cost["measured_own_ms"]["median"] > 0 for cost in result["python"])
     printed = capsys.readouterr().out
     assert render(result) in printed
     assert all(f"| {name}" in printed for name in VARIANTS)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.layer_trainings import Images, Words, at, points, replaced, scaled, stack, train
+from tests.layer_trainings import Images, Words, at, points, replaced, scaled, sentences, stack, train
 
 OFTEN = {"activations": 5, "weights": 10, "updates": 5}
 
@@ -113,6 +113,24 @@ def test_values_at_the_bounds(tmp_path: Path, options: dict[str, Any]) -> None:
         tmp_path, model, steps=150, before=at(63, lambda: model[2].weight.data.mul_(30)), **options
     )
     assert (cause, layer) == ("saturated-activation", "3") and abs(since - 63) <= 2
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.rnn, self.out = nn.Embedding(40, 32), nn.RNN(32, 32, batch_first=True), nn.Linear(32, 40)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.out(self.rnn(self.table(x))[0])
+        return logits
+
+
+def test_a_recurrent_layer_at_its_bounds_is_not_called_dead(tmp_path: Path) -> None:
+    """No gradient comes through there, as through units that are zero."""
+    model = Recurrent()
+    model.rnn.weight_hh_l0.data.mul_(40)
+    cause, layer, _ = found(tmp_path, model, steps=60, data=sentences(), **OFTEN)
+    assert (cause, layer) == ("saturated-activation", "rnn")
 
 
 # Wiring -----------------------------------------------------------------------------------------------------------

@@ -63,6 +63,33 @@ class Experts(nn.Module):
         return self.head(x + out)
 
 
+def deserted() -> Setup:
+    """All experts had work, until the gate sends everything to the first."""
+    model = Experts(False)
+    model.gate.bias.data.zero_()
+
+    def desert(step: int) -> None:
+        if step == 20:
+            model.gate.bias.data[1:] = -50
+
+    return model, {"before": desert}
+
+
+class Scaffold(nn.Module):
+    """A first layer that helps at the beginning, and is then left out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.aid, self.stem, self.head = nn.Linear(INPUTS, 32), nn.Linear(INPUTS, 32), nn.Linear(32, CLASSES)
+        self.steps = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.steps += 1
+        aid = self.aid(x) if self.steps <= 20 else torch.zeros(())
+        logits: Tensor = self.head(torch.relu(self.stem(x) + aid))
+        return logits
+
+
 class Residual(nn.Module):
     """Branches that start at zero, the output too; with `drop` they are left out by chance."""
 
@@ -183,6 +210,8 @@ HEALTHY: dict[str, Callable[[], Setup]] = {
     "adapters beside what is not frozen": lambda: adapters(frozen=False),
     "idle experts": lambda: (Experts(False), {}),
     "experts called with nothing": lambda: (Experts(True), {}),
+    "deserted experts": deserted,
+    "a layer that is left out": lambda: (Scaffold(), {}),
     "zero gains": lambda: (Residual(), {"warmup": 15}),
     "stochastic depth": lambda: (Residual(0.3), {}),
     "teacher": lambda: teacher(frozen=True),
@@ -209,7 +238,7 @@ def test_what_is_healthy_is_not_warned_of(tmp_path: Path, name: str) -> None:
     assert train(tmp_path / "run", model, **options, steps=60, **OFTEN) == ()
 
 
-@pytest.mark.parametrize("name", ["words", "images", "adapters", "idle experts"])
+@pytest.mark.parametrize("name", ["words", "images", "adapters", "idle experts", "deserted experts"])
 def test_nor_where_layers_are_looked_at_rarely(tmp_path: Path, name: str) -> None:
     torch.manual_seed(2)
     model, options = HEALTHY[name]()

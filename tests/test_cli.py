@@ -26,9 +26,10 @@ import holter
 from holter.cli import main
 from holter.glance import glance
 from holter.journal import Journal, JournalReader, read_backwards
-from holter.record import LayerRows, Record
+from holter.record import Ending, LayerRows, Record
 from holter.statistics.rows import COLUMNS, Rows
 from holter.summary import summarise
+from tests import sick_trainings
 
 HOSTILE = [
     "[bold]x[/bold]",
@@ -197,6 +198,24 @@ def test_reading_backwards_gives_every_frame_once(healthy: Path) -> None:
         assert data[place + 8 : place + 8 + len(blob)] == blob
         place += 12 + len(blob)
     assert place == len(data)
+
+
+@pytest.mark.parametrize("place", [0.0, 0.5])
+def test_damage_in_a_journal_is_told_and_does_not_hide_how_the_run_ended(
+    healthy: Path, tmp_path: Path, place: float
+) -> None:
+    shutil.copytree(healthy, tmp_path / "run")
+    journal = tmp_path / "run" / "rank-0.journal"
+    data = bytearray(journal.read_bytes())
+    data[max(200, int(place * len(data)))] ^= 1
+    journal.write_bytes(data)
+    run = holter.open_run(tmp_path / "run")
+    assert run.unreadable_bytes and run.state == "finished" == glance(run).state
+    told = call("diagnose", run.path)
+    assert "from a torn or damaged place on, cannot be read" in told.output and "goes on" not in told.output
+    assert ("no step to examine" in told.output) == (not len(run.history))
+    said = parse(call("diagnose", run.path, "--json"))
+    assert said["unreadable_bytes"] == run.unreadable_bytes and said["state"] == "finished"
 
 
 def test_a_run_that_nobody_touches_any_more_has_crashed(healthy: Path, tmp_path: Path) -> None:
@@ -398,6 +417,51 @@ def test_a_failed_training_is_told_with_its_error(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError), holter.watch(model, torch.optim.SGD(model.parameters()), run=tmp_path / "r"):
         raise ZeroDivisionError
     assert "failed with ZeroDivisionError" in call("show", tmp_path / "r").stdout
+
+
+@pytest.mark.parametrize(
+    ("state", "told"),
+    [
+        ("failed", "The training failed after 4 steps, with RuntimeError."),
+        (
+            "crashed",
+            "The training gave no sign of life any more after 4 steps: it was killed, or its machine went down.",
+        ),
+        ("running", "The training goes on, 4 steps so far."),
+        ("interrupted", "The training was interrupted after 4 steps."),
+        ("finished", ""),
+    ],
+)
+def test_diagnose_says_first_how_the_training_ended(state: str, told: str, tmp_path: Path) -> None:
+    """A run that was killed is no healthy one, whatever was recorded until then."""
+    journal = Journal(tmp_path / "rank-0.journal")
+    for step in range(4):
+        journal.append(Record(step, float(step), {"loss": 1.0}))
+    if state in ("failed", "interrupted", "finished"):
+        journal.append(Ending(4.0, state, "RuntimeError" if state == "failed" else ""))
+    journal.close()
+    if state == "crashed":
+        os.utime(tmp_path / "rank-0.journal", (1e9, 1e9))
+    text = call("diagnose", tmp_path).stdout
+    assert text.startswith(told)
+    assert ("Nothing that was recorded says why." in text) == (state in ("failed", "crashed"))
+    assert ("Nothing is wrong" in text) == (state not in ("failed", "crashed"))
+    found = parse(call("diagnose", tmp_path, "--json"))
+    assert (found["state"], found["steps"]) == (state, 4)
+    assert found["error"] == ("RuntimeError" if state == "failed" else "")
+
+
+def test_exit_codes_tell_findings_from_mistakes(tmp_path: Path) -> None:
+    """For CI: 0 nothing found, 1 it could not be read, 2 not understood, 3 found."""
+    sick = sick_trainings.repeated_batch(tmp_path / "sick")
+    assert holter.open_run(sick).findings
+    call("diagnose", sick, "--fail-on", "info", code=3)
+    call("diagnose", sick, code=0)
+    call("diagnose", sick_trainings.healthy(tmp_path / "healthy"), "--fail-on", "info", code=0)
+    call("diagnose", sick, "--fail-on", "anything", code=2)
+    call("diagnose", tmp_path / "missing", "--fail-on", "info", code=1)
+    for command in ("diagnose", "compare"):
+        assert "Exit with code 3" in " ".join(call(command, "--help").stdout.split())
 
 
 def in_terminal(*arguments: str | Path, width: int) -> str:

@@ -478,9 +478,11 @@ def command(*arguments: object) -> tuple[int, str]:
 def test_the_command_fails_on_a_regression_alone(
     trained: Trained, base: Path, sick_and_well: tuple[Path, Path]
 ) -> None:
-    """E27: exit code 2 in CI for what got worse; none for noise, for a fix, or where it is not asked for."""
+    """E27: an exit code of its own for what got worse; none for noise, for a fix, or where it is not asked for."""
     sick, well = sick_and_well
-    assert command(well, sick, "--fail-on", "regression")[0] == 2
+    assert command(well, sick, "--fail-on", "regression")[0] == 3
+    assert command(well, "--fail-on", "regression")[0] == 2, "one run is not understood"
+    assert command(well, sick.parent / "missing", "--fail-on", "regression")[0] == 1
     assert command(well, sick)[0] == 0
     assert command(sick, well, "--fail-on", "regression")[0] == 0
     code, text = command(base, trained("seed 1", seed=1, skip=100), "--fail-on", "regression")
@@ -652,3 +654,12 @@ def test_a_loss_that_swings_wildly_is_worse_where_even_its_best_stretch_is() -> 
     assert judge_levels(calm, wild, 2.5) == "worse" and judge_levels(wild, calm, 2.5) == "better"
     noisy = last_level(0.3 + 0.02 * random.normal(size=300))
     assert noisy is not None and judge_levels(calm, noisy, 2.5) == "same"
+
+
+def test_a_spike_long_before_the_end_is_no_part_of_the_error_of_the_end() -> None:
+    random = np.random.default_rng(0)
+    losses = 2.3 + 0.03 * random.standard_normal(300)
+    calm = last_level(losses)
+    losses[200:205] = 197.0, 95.0, 33.0, 16.0, 2.6
+    spiked = last_level(losses)
+    assert calm is not None and spiked is not None and spiked.error < 3 * calm.error

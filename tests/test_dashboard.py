@@ -19,9 +19,8 @@ import pytest
 
 from holter.dashboard.desk import Desk
 from holter.dashboard.shelf import Shelf
-from holter.journal import Journal, JournalReader
-from holter.journal_parts import read_between
-from holter.record import Ending, Problem, Record
+from holter.journal import Journal
+from holter.record import Ending
 from holter.report.verdict import verdict_of
 from holter.run import journal_path, open_run
 from tests.dashboards import Served, record, served, strict, wait_for, write_run
@@ -212,25 +211,6 @@ def test_some_steps_can_be_looked_at_closely(server: Served) -> None:
         "from=1e3&to=2e3",
     ):
         assert server.client.get(f"/api/run/done/zoom?map=gradient/norm&{asked}").status_code == 400
-
-
-@pytest.mark.parametrize("span", [(0, 0), (0, 999), (17, 17), (250, 260), (990, 2000), (995, 999)])
-def test_some_steps_of_a_long_journal_are_found_without_the_others(tmp_path: Path, span: tuple[int, int]) -> None:
-    """Among endings, problems, late records and a table of layers that comes late; the same as reading all of it."""
-    journal = Journal(tmp_path / "rank-0.journal")
-    for step in range(1000):
-        journal.append(record(step, ("a", "b") if step < 500 else ("a", "b", "c")))
-        if step % 100 == 0:
-            journal.append(Problem(step, 1.79e9, "write", "no space"))
-            journal.append(Record(step=step, time=1.79e9, scalars={"accuracy": 0.5}, late=True))
-    journal.close()
-    first, last = span
-    everything = [one for one in JournalReader(tmp_path / "rank-0.journal").read() if isinstance(one, Record)]
-    expected = [(one.step, one.late, one.rows.keys()) for one in everything if first <= one.step <= last]
-    found = read_between(tmp_path / "rank-0.journal", first, last, 10_000)
-    assert [(one.step, one.late, one.rows.keys()) for one in found] == expected
-    thin = list(read_between(tmp_path / "rank-0.journal", 0, 999, 50))
-    assert 50 <= len(thin) <= 110 and thin[-1].rows["gradient"].layers == ("a", "b", "c")
 
 
 def test_what_is_not_there_is_told(server: Served) -> None:

@@ -15,6 +15,7 @@ import pytest
 from holter.journal import Journal
 from holter.record import Ending
 from holter.run import journal_path
+from tests import strip_chart
 from tests.browser import chromium, tab_to, visit, wait_until
 from tests.dashboards import Served, record, served, write_run
 from tests.hostile_names import file_names, hostile_names
@@ -107,6 +108,7 @@ def test_the_page_of_a_run_opens_a_layer_by_a_click_on_the_heat_map(browser: Bro
         drag = chart.locator(".nsewdrag").first
         drag.wait_for()
         box = drag.bounding_box()
+        assert box is not None
         page.mouse.click(box["x"] + box["width"] / 2, box["y"] + 5)
         page.wait_for_selector(".panel:not([hidden]) .plot.series svg.main-svg")
         assert "h.0." in page.inner_text("#layer-title")
@@ -135,6 +137,40 @@ def test_a_live_run_moves_and_its_end_is_seen(browser: Browser, tmp_path: Path) 
         journal.close()
         page.wait_for_selector("h1 >> text=finished")
         page.wait_for_selector(".verdict .mark:not(.unknown)")
+
+
+def test_what_is_zoomed_of_a_live_run_stays_until_it_is_reset(browser: Browser, tmp_path: Path) -> None:
+    """P20: new steps come in behind it, also while the mouse still drags."""
+    path = write_run(tmp_path / "live", steps=0, state="running")
+    journal = Journal(journal_path(path, 0, 1))
+    done = 0
+
+    def train(until: int) -> None:
+        nonlocal done
+        for step in range(done, until):
+            journal.append(record(step))
+        done = until
+
+    def seen(page: Page) -> None:
+        wait_until(page, f"/^{done}$/m.test(document.querySelector('.facts')?.innerText || '')")
+
+    train(101)
+    with served(tmp_path) as server, visited(browser, server, "/run/live") as page:
+        page.wait_for_selector(".pulse.live")
+        strip_chart.grab(page)
+        train(111)
+        seen(page)
+        page.mouse.up()
+        strip_chart.wait_for_zoom(page, 27, 55)  # what lay under the mouse in the end
+        for until in (121, 131):
+            train(until)
+            seen(page)
+            strip_chart.wait_for_zoom(page, 27, 55)
+        page.get_by_role("button", name="All steps").click()
+        strip_chart.wait_for_all(page, 130)
+        train(141)
+        strip_chart.see(page)
+        strip_chart.wait_for_all(page, 140)
 
 
 @pytest.mark.parametrize("path", ["/", "/run/before"])

@@ -262,7 +262,7 @@ def test_each_server_has_a_token_of_its_own(server: Served, runs: Path) -> None:
 @pytest.mark.parametrize("token", ["", "short", "fifteen-letters"])
 def test_other_addresses_without_a_token_refuse_to_start(host: str, token: str) -> None:
     """P21"""
-    with pytest.raises(ValueError, match=r"HOLTER_TOKEN or --token|too short"):
+    with pytest.raises(ValueError, match=r"HOLTER_TOKEN or --token-file|too short"):
         check(Address(host=host, token=token))
 
 

@@ -11,6 +11,7 @@ import random
 import re
 import socket
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -161,7 +162,10 @@ def statuses(connection: socket.socket, count: int) -> list[int]:
     connection.settimeout(60)
     seen = b""
     while len(found := re.findall(rb"HTTP/1\.1 (\d{3}) [A-Z]", seen)) < count:
-        part = connection.recv(1 << 18)
+        try:
+            part = connection.recv(1 << 18)
+        except ConnectionError:  # closed while more was on its way to the server; answers may be lost with it
+            part = b""
         if not part:
             break
         seen += part
@@ -169,17 +173,25 @@ def statuses(connection: socket.socket, count: int) -> list[int]:
 
 
 def ask_in_turn(server: Served, dice: random.Random, count: int) -> Iterator[tuple[str, int]]:
-    """Hostile targets with a good token, many on one connection; HEAD, so that only the heads come back."""
-    head = f"Host: 127.0.0.1:{server.port}\r\nAuthorization: Bearer {server.token}\r\n\r\n"
+    """Hostile targets with a good token, many on one connection; HEAD, so that only the heads come back.
+
+    Where one has closed the connection, the first without an answer is asked for by itself: it may be that one.
+    """
     while count > 0:
         batch = [hostile_path(dice) for _ in range(min(count, 50))]
-        with socket.create_connection(("127.0.0.1", server.port)) as connection:
+        found = ask_at_once(server, batch)
+        if len(found) < len(batch):
+            found += ask_at_once(server, [batch[len(found)]]) or [0]
+        yield from zip(batch, found, strict=False)
+        count -= len(found)
+
+
+def ask_at_once(server: Served, batch: list[str]) -> list[int]:
+    head = f"Host: 127.0.0.1:{server.port}\r\nAuthorization: Bearer {server.token}\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", server.port)) as connection:
+        with suppress(ConnectionError):
             connection.sendall("".join(f"HEAD {path} HTTP/1.1\r\n{head}" for path in batch).encode("ascii"))
-            found = statuses(connection, len(batch))
-        yield from zip(batch[: len(found)], found, strict=True)
-        if len(found) < len(batch):  # what was malformed has closed the connection
-            yield batch[len(found) - 1] if found else batch[0], found[-1] if found else 0
-        count -= max(1, len(found))
+        return statuses(connection, len(batch))
 
 
 def ask_malformed(server: Served, dice: random.Random, count: int) -> Iterator[tuple[str, int]]:
@@ -351,6 +363,7 @@ def test_runs_that_were_written_to_do_harm_break_nothing(tmp_path: Path) -> None
                 answer = server.client.get(f"/api/run/{run}{what}")
                 assert answer.status_code in (200, 422), (run, what, answer.text[:300])
                 strict(answer.text)
+        assert server.client.get("/api/layers?search=a").status_code == 200
 
 
 def examined(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:

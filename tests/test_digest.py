@@ -44,6 +44,59 @@ def test_extremes_are_those_of_all_steps_of_a_bucket_whatever_the_length(steps: 
         np.testing.assert_array_equal(found.last[place], stretch[-1])
 
 
+@pytest.mark.parametrize("seed", range(30))
+def test_whatever_comes_in_whatever_order_buckets_hold_what_plain_numpy_says(seed: int) -> None:
+    """Steps that are skipped, repeated or far off, layers that come later, values that are not numbers, and
+    checkpoints that are gone back to at the beginning of a bucket."""
+    random = np.random.default_rng(seed)
+    wanted = int(random.integers(1, 30))
+    found, layers, step = Buckets(wanted, layers=1), 1, 0
+    seen: list[tuple[int, np.ndarray]] = []  # in the order of coming
+    for _ in range(int(random.integers(1, 120))):
+        kind = random.integers(0, 12)
+        step += int(random.integers(0, 40)) if kind == 0 else int(kind > 1)
+        if kind == 2 and layers < 4:
+            layers += 1
+            found.grow(layers)
+        if kind == 3:
+            step = step // found.span * found.span
+            found.rewind(step)
+            seen = [one for one in seen if one[0] < step]
+        values = random.choice([1.0, -2.0, 0.0, np.nan, np.inf, 1e300], size=layers) * random.normal(size=layers)
+        places = np.flatnonzero(random.random(layers) < 0.7)
+        line = np.full(4, np.nan)
+        line[places] = values[places]
+        seen.append((step, line))
+        found.put(step, values[places], places)
+
+    with np.errstate(over="ignore"):
+        table = np.stack([line for _, line in seen]).astype(np.float32)[:, :layers]
+    rows = np.array([when for when, _ in seen]) // found.span
+    assert found.span & (found.span - 1) == 0 and len(found.steps) <= 2 * wanted
+    assert found.steps.tolist() == (np.unique(rows) * found.span).tolist()
+    for place, row in enumerate(np.unique(rows)):
+        for layer in range(layers):
+            column = table[rows == row, layer]
+            known = column[~np.isnan(column)]
+            expected = (known.min(), known.max(), known[-1]) if len(known) else (np.nan,) * 3
+            actual = (found.low[place, layer], found.high[place, layer], found.last[place, layer])
+            np.testing.assert_array_equal(actual, expected)
+
+
+def test_a_short_run_of_many_layers_takes_little_memory() -> None:
+    """Also one that is long before its first value; of a long run as much as ever."""
+    few, late, many = Buckets(800, layers=1000), Buckets(800), Buckets(800)
+    for step in range(10):
+        few.put(step, np.ones(1000))
+    late.put(10**6, np.ones(1))
+    for step in range(5000):
+        many.put(step, np.ones(1))
+
+    assert few._arrays.nbytes == 3 * 16 * 1000 * 4
+    assert late.steps.tolist() == [10**6 // late.span * late.span] and late._arrays.shape[1] <= 1600
+    assert many._arrays.shape == (3, 1600, 1)
+
+
 def test_one_bad_step_of_a_long_run_still_shows() -> None:
     found = Buckets(8)
     for step in range(10_000):

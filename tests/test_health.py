@@ -67,6 +67,7 @@ NORMAL = np.random.default_rng(1).normal(size=(3, 5000))
     ("name", "changes"),
     [
         ("loss", {"loss": RISING}),
+        ("loss", {"loss": 2.303 - 1e-4 * np.arange(100)}),  # by less than a percent: it stands still
         ("loss", {"loss": SPIKED}),
         ("loss", {"loss": BROKEN}),
         ("gradient norm", {"gradient_norm": np.full(100, 50.0)}),
@@ -108,6 +109,61 @@ def test_steps_that_became_quicker_are_no_trouble() -> None:
 def test_layers_of_another_kind_are_not_compared() -> None:
     """A bias is no measure of a matrix."""
     assert check("100 times", gradients=NORMAL * np.array([[1.0], [1.0], [1e-4]])).state == "passed"
+
+
+def test_an_embedding_is_not_held_against_the_layers_of_a_stack() -> None:
+    """Layers whose names differ by numbers alone are of a kind; among them a vanished one still fails the line."""
+    names = ("wte.weight", "h.0.weight", "h.1.weight", "h.2.weight")
+    listed = [{"name": name, "shape": [10, 10]} for name in names]
+
+    def line(*sizes: float) -> Check:
+        measured = measure_rows([size * torch.ones(100) for size in sizes])
+        records = [Record(step, 0.0, {}, {"gradient": LayerRows(names, measured)}) for step in range(5)]
+        return next(one for one in check_health(History(records), listed) if "100 times" in one.name)
+
+    assert line(1000.0, 1.0, 2.0, 3.0).state == "passed" and "3× apart" in line(1000.0, 1.0, 2.0, 3.0).text
+    vanished = line(1.0, 1.0, 1.0, 1e-3)
+    assert vanished.state == "failed" and "h.2.weight" in vanished.text
+
+
+def test_updates_near_their_band_are_right_and_far_from_it_are_not() -> None:
+    assert check("phase", ratios=[0.03, 0.02, 0.04]).state == "passed"
+    assert "near the usual 0.001 to 0.01" in check("phase", ratios=[0.03, 0.02, 0.04]).text
+    assert check("phase", ratios=[5e-5, 4e-5, 6e-5]).state == "failed"
+    assert "far from the usual" in check("phase", ratios=[0.5, 0.4, 0.6]).text
+
+
+def test_the_end_of_a_schedule_is_judged_by_the_later_half_of_its_phase() -> None:
+    """At the very end the rate is next to nothing, as it should be."""
+    rates = np.append(np.linspace(5e-3, 1e-3, 19), 1e-7)
+    records = [Record(step, 0.0, {}, {"update": _ratios(np.full(3, rate))}) for step, rate in enumerate(rates)]
+    line = next(one for one in check_health(History(records), LAYERS) if "phase" in one.name)
+    assert line.state == "passed" and 1e-3 < line.value < 5e-3
+
+
+def test_a_bias_that_begins_at_zero_is_no_update_alert() -> None:
+    assert check("out of all bounds", ratios=[3e-3, 4e-3, 30.0]).state == "passed"
+
+
+def test_few_values_have_no_shape() -> None:
+    """The bias of a single output is one value: a bell is not to be expected of it."""
+    names = ("a.weight", "b.bias")
+    measured = measure_rows([torch.randn(5000), torch.ones(1)], histograms=True)
+    records = [Record(step, 0.0, {}, {"gradient": LayerRows(names, measured)}) for step in range(5)]
+    line = next(one for one in check_health(History(records)) if "bell" in one.name)
+    assert line.state == "passed" and line.text == "0 of 1 layers are not"
+
+
+def test_a_throughput_that_swings_is_steady_and_one_that_has_fallen_is_not() -> None:
+    """Other work on a machine comes and goes. Batches that grow make longer steps, not slower ones."""
+    swinging = np.where(np.arange(100) // 10 % 2 == 0, 0.1, 0.2)
+    swinging[50:] = np.where(np.arange(50) // 10 % 3 == 0, 0.1, 0.2)
+    assert check("throughput", step_time=swinging).state == "passed"
+    fallen = check("throughput", step_time=np.where(np.arange(100) < 50, 0.1, 0.12))
+    assert fallen.state == "failed" and "0.83×" in fallen.text
+    longer = np.where(np.arange(100) < 50, 0.1, 0.2)
+    records = [Record(i, 0.0, {"step_time": t, "samples_per_second": 640.0}) for i, t in enumerate(longer.tolist())]
+    assert next(one for one in check_health(History(records)) if "throughput" in one.name).state == "passed"
 
 
 def test_what_was_not_recorded_is_not_judged() -> None:

@@ -31,8 +31,7 @@ from tests.hostile_names import hostile_names
 from tests.sick_trainings import Net, batches
 
 HOSTILE = ["<" * 65536, "\n" * 1000, *hostile_names()]
-ELEMENTS = {"div", "span", "b", "p", "svg", "image", "text", "path", "rect", "circle"}
-VOID = {"image", "path", "rect", "circle"}
+ELEMENTS = {"div", "span", "b", "p", "svg", "g", "image", "text", "path", "rect", "circle", "title"}
 
 
 @dataclass
@@ -63,11 +62,11 @@ class Page(HTMLParser):
                     self.faults.append(f"href {value}")
             if name == "style" and ("url(" in (value or "") or "expression" in (value or "")):
                 self.faults.append(f"style {value}")
-        if tag not in VOID:
-            self.open.append(tag)
+        self.open.append(tag)
 
     def handle_startendtag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
         self.handle_starttag(tag, attributes)
+        self.handle_endtag(tag)
 
     def handle_endtag(self, tag: str) -> None:
         if not self.open or self.open.pop() != tag:
@@ -292,6 +291,21 @@ def test_a_finding_is_marked_at_its_onset_and_layer() -> None:
     names = {html.unescape(text): float(y) for y, text in re.findall(r'y="([\d.]+)"[^>]*>([a-z.]+)</text>', shown)}
     assert len(rings) == 1 and abs(names["head.weight"] - rings.pop()) < 6
     assert "lr-jump since 50" in shown
+
+
+def test_a_pointer_over_a_row_is_told_its_layer_and_its_course() -> None:
+    values = np.array([[1.0, np.nan, 0.25], [0.0, np.inf, np.inf], [np.nan] * 3])
+    shown = strip_svg(Strip(['<b>"a"', "b", "c"], [0, 5, 1000], values))
+    told = [html.unescape(text) for text in re.findall(r"<title>(.*?)</title>", shown)]
+    courses = ["1 at step 0 → 0.25 at step 1,000", "0 at step 0 → not finite at step 1,000", "not measured"]
+    assert told == [f"{name}: {course}" for name, course in zip(['<b>"a"', "b", "c"], courses, strict=True)]
+    rows = [
+        (float(y), float(height)) for y, height in re.findall(r'<rect x="220" y="([\d.]+)".*?height="([\d.]+)"', shown)
+    ]
+    (image,) = re.findall(r'<image x="\d+" y="([\d.]+)" width="\d+" height="([\d.]+)"', shown)[:1]
+    assert rows[0][0] == float(image[0]) and sum(height for _, height in rows[:3]) == pytest.approx(float(image[1]))
+    many = strip_svg(Strip([f"layer.{i}" for i in range(1600)], [0], np.ones((1600, 1))))
+    assert "<title>layer.0 and 9 more: 1 at step 0</title>" in many
 
 
 def test_steps_that_were_not_measured_show_what_was_last_known() -> None:

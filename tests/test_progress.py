@@ -54,6 +54,12 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pseudo]:
     os.close(found.parent)
 
 
+@pytest.fixture(autouse=True)
+def first_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a process in which nothing was drawn yet."""
+    monkeypatch.setattr(progress, "_pace", progress._Pace())
+
+
 @pytest.fixture
 def always_due(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every batch is drawn, so that nothing depends on how long a step takes."""
@@ -107,6 +113,22 @@ def test_a_short_pass_leaves_no_line(terminal: Pseudo, monkeypatch: pytest.Monke
     assert terminal.shown() == ""
 
 
+def test_epochs_that_take_a_moment_show_a_line_now_and_then(terminal: Pseudo, monkeypatch: pytest.MonkeyPatch) -> None:
+    """70 ms each, by a clock that goes 10 ms a batch: none of them alone is ever due."""
+    now = [0.0]
+    monkeypatch.setattr(progress, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    for _ in range(60):
+        bar = progress_of(range(7), dict, lambda *told: pytest.fail(str(told)))
+        assert bar is not None
+        for _ in range(7):
+            bar.passed()
+            now[0] += 0.01
+        bar.end()
+    lines = CONTROL.sub("", terminal.shown()).split("\n")[:-1]
+    assert len(lines) == 4  # in 4.2 seconds: one after a moment, then one a second
+    assert all(re.search(r"\rbatch 7/7 ━+ 100 %  100/s  in 70 ms\r?$", line) for line in lines), lines
+
+
 @pytest.mark.usefixtures("always_due")
 def test_nothing_is_written_where_stderr_is_no_terminal(capfd: pytest.CaptureFixture[str]) -> None:
     train(data(5))
@@ -144,6 +166,17 @@ def test_the_loss_is_the_newest_that_is_known(terminal: Pseudo) -> None:
     bar.passed()
     assert "loss nan" in terminal.shown()
     bar.end()
+
+
+def test_of_what_is_logged_only_the_loss_is_kept_for_the_bar(tmp_path: Path) -> None:
+    """A record has dozens of scalars, and there is one at every step."""
+    training = make("mlp")
+    model, optimizer = training.model, training.optimizer
+    with holter.watch(model, optimizer, run=tmp_path / "run") as monitor:
+        for value in (3.0, 2.0):
+            optimizer.step()
+            monitor.log(loss=value, accuracy=0.5)
+    assert dict(monitor._writer.newest) == {"loss": 2.0}
 
 
 @pytest.mark.usefixtures("always_due")
@@ -264,7 +297,7 @@ def test_a_stream_that_only_looks_like_a_terminal_is_no_trouble(monkeypatch: pyt
             return True
 
         def fileno(self) -> int:
-            raise NotImplementedError
+            raise RuntimeError("there is no file behind this stream")
 
     monkeypatch.setattr("sys.stderr", Pretender())
     assert progress_of([1, 2], dict, lambda *_: None) is None

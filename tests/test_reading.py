@@ -19,7 +19,7 @@ from holter.record import Ending, Record
 from holter.report import reading
 from holter.report.examining import Examined
 from holter.report.reading import Follower
-from holter.report.view import layer_view, run_view
+from holter.report.view import run_view
 from holter.run import journal_path
 from holter.summary import summarise
 from holter.words import duration
@@ -227,17 +227,6 @@ def test_of_a_live_page_only_the_strip_charts_that_are_looked_at_are_sent(sick: 
 
     assert [one["id"] for one in view["maps"]] == ["weight/norm"]
     assert "gradient/norm" in [one["id"] for one in view["more_maps"]]
-
-
-def test_the_page_of_a_layer_has_its_series_and_histograms(sick: Path) -> None:
-    follower = Follower(sick)
-    follower.look()
-    layer = holter.open_run(sick).history.layers("gradient")[0]
-    found = layer_view(follower, layer)
-    _strict(found)
-
-    assert {one["id"] for one in found["maps"]} >= {"gradient/norm", "weight/norm"}
-    assert list(found["histograms"]["gradient"]["layers"]) == [layer]
 
 
 def _matrix(packed: dict[str, str]) -> np.ndarray:

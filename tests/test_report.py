@@ -12,15 +12,26 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from click.testing import CliRunner, Result
 
+import holter
 from holter.cli import main
 from holter.journal import Journal
-from holter.record import Record
+from holter.record import LayerRows, Record
+from holter.report.digest import DRAWN, Digest, Snapshots
 from holter.report.document import embedded, report, view_of
+from holter.report.drawing import compact, matrix
+from holter.report.examining import Examined
+from holter.report.reading import Follower
+from holter.report.view import run_view
 from holter.run import journal_path
+from holter.statistics.histogram import Histograms
+from holter.statistics.rows import COLUMNS, Rows
 from tests import sick_trainings
+from tests.page_views import unpacked
 
 HOSTILE = (
     "</script><script>alert(1)</script>",
@@ -94,7 +105,71 @@ def test_the_data_in_the_page_is_the_view(sick: Path) -> None:
     view = view_of(sick)
     page = _Elements(report(view))
     data = next(text for tag, attributes, text in page.texts if attributes.get("type") == "application/json")
-    assert json.loads(data) == json.loads(json.dumps(view))
+    found, expected = json.loads(data), json.loads(json.dumps(view))
+    for one, other in zip(found["maps"], expected["maps"], strict=True):
+        np.testing.assert_allclose(unpacked(one.pop("values")), unpacked(other.pop("values")), rtol=5.1e-4)
+    assert found == expected
+
+
+_LINES = {
+    "usual": 10 ** np.linspace(-9, 3, 40),
+    "both signs": np.concatenate([np.linspace(-1, 1, 39), [1e-8]]),
+    "odd": np.array([np.nan, 0.0, -0.0, np.inf, -np.inf, 1.0, -1.0, 3e-3] * 5),
+    "far apart": 10 ** np.linspace(-44, 38, 40),
+    "ends of float32": np.array([3.4028234e38, 3.4e38] * 20),
+    "constant": np.full(40, 0.7),
+    "nothing": np.full(40, np.nan),
+    "zeros": np.zeros(40),
+}
+
+
+@pytest.mark.parametrize("name", _LINES)
+def test_a_strip_chart_in_half_the_bytes_is_good_to_three_digits(name: str) -> None:
+    values = _LINES[name].astype(np.float32).reshape(4, 10)
+    sent = matrix(values)
+    packed = compact(sent)
+
+    assert packed["dtype"] == ("f4" if name == "far apart" else "log") and packed["shape"] == "4, 10"
+    assert len(packed["bdata"]) <= len(sent["bdata"]) / (1 if name == "far apart" else 1.9)
+    np.testing.assert_allclose(unpacked(packed), values, rtol=5.1e-4)
+    assert (np.signbit(unpacked(packed)) == (values < 0)).all()
+
+
+def test_an_empty_strip_chart_stays_empty() -> None:
+    assert unpacked(compact(matrix(np.zeros((0, 0), dtype=np.float32)))).shape == (0, 0)
+
+
+def test_the_report_of_two_hundred_layers_and_five_thousand_steps_is_small(tmp_path: Path) -> None:
+    """P19: with seventeen strip charts and three kinds of histograms; the steps that are in it stand for all."""
+    names = tuple(f"h.{place}.weight" for place in range(200))
+    random, digest = np.random.default_rng(0), Digest(130)
+    for step in range(0, 5000, 32):  # as many columns as all steps would give
+        digest.take(Record(step, 0.0, {"loss": 1.0}, _all_roles(names, random)))
+    for step in range(0, 5000, 100):
+        for role in ("gradient", "weight", "activation"):
+            samples = Histograms.of([10 ** random.normal(-2, 1, 256) for _ in names])
+            digest.snapshots.setdefault(role, Snapshots()).put(step, names, samples)
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "run.json").write_text("{}")
+    follower = Follower(run)
+    follower.digest = digest
+    view = run_view(follower, Examined())
+
+    assert len(view["maps"]) == 17 and len(view["histograms"]["weight"]["layers"]) == 200
+    assert len(view["maps"][0]["steps"]) == 157
+    assert len(report(view).encode()) <= 8_000_000
+
+
+def _all_roles(names: tuple[str, ...], random: np.random.Generator) -> dict[str, LayerRows]:
+    found = {}
+    for role, statistics in DRAWN.items():
+        values = np.zeros((len(names), len(COLUMNS)))
+        values[:, COLUMNS.index("count")] = 10
+        values[:, COLUMNS.index("sum_squares")] = 10 ** random.normal(0, 3, len(names))
+        extras = {name: random.random(len(names)) for name in statistics if name not in ("norm", "std", "rms")}
+        found[role] = LayerRows(names, Rows(values), extras)
+    return found
 
 
 @pytest.mark.parametrize("name", HOSTILE, ids=range(len(HOSTILE)))
@@ -180,3 +255,15 @@ def test_reading_a_run_for_its_page_needs_no_torch(sick: Path, tmp_path: Path) -
 def test_the_gate_for_addresses_sees_one() -> None:
     page: Any = _Elements('<p><img src="https://example.org/x.png" onload="x()"></p>')
     assert page.found[1][1]["src"].startswith("https") and "onload" in page.found[1][1]
+
+
+@pytest.mark.parametrize("budget", [None, 0.01])
+def test_the_view_tells_where_what_monitoring_took_was_not_limited(tmp_path: Path, budget: float | None) -> None:
+    """35 % of the time would be a fault of Holter's, were it not what was asked for."""
+    model = torch.nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with holter.watch(model, optimizer, run=tmp_path / "run", budget=budget):
+        for _ in range(3):
+            model(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+    assert view_of(tmp_path / "run")["run"]["has_no_budget"] is (budget is None)

@@ -25,8 +25,8 @@ from PIL import Image
 import holter
 from holter.report import picture
 from holter.report.picture import ALARM, VIOLET, page_of
-from holter.report.picture_data import read_map, read_series
-from holter.report.png import draw_lines, write_pngs
+from holter.report.picture_data import comparable, read_map, read_series
+from holter.report.png import _figures, draw_lines, write_pngs
 from holter.report.reading import Follower
 from holter.report.strip_picture import draw_strip
 from holter.report.view import run_view
@@ -380,6 +380,20 @@ def test_hostile_names_are_drawn_as_they_are_and_lead_nowhere(tmp_path: Path) ->
     assert any(r"$\frac{1}{0}$ $0" in text for text in texts) and not any(
         "\0" in text or "\u202e" in text for text in texts
     )
+
+
+def test_the_flow_by_depth_is_that_of_weights_without_norms_and_biases(tmp_path: Path) -> None:
+    """A line through all of them would go to and fro between sizes that cannot be compared."""
+    layers = ["wte.weight", "h.0.attn.weight", "h.0.attn.bias", "h.0.ln_1.weight", "h.0.norm2.weight", "h.0.mlp.weight"]
+    assert comparable(layers) == [0, 1, 5]
+    assert comparable(["a", "b.bias", "c.weight"]) == [0, 1, 2], "of one weight there is no flow"
+    curve = {"name": "first", "step": 0, "values": [1.0, 2.0, 1e-3, 1e-4, 1e-5, 3.0]}
+    flow = {"id": "gradient", "title": "gradient norm by depth", "layers": layers, "curves": [curve]}
+    (figure,) = [figure for name, figure in _figures(small_view(flow=[flow]), page_of(small_view()))]
+    [axes] = figure.axes
+    assert [np.asarray(line.get_xdata()).tolist() for line in axes.lines] == [[1.0, 2.0, 3.0]]
+    assert not any("bias" in text or "ln_1" in text for text in words(figure) if "without" not in text)
+    assert any("of weights without norms and biases" in text for text in words(figure))
 
 
 DAMAGED_VIEWS = 5

@@ -150,6 +150,32 @@ def test_hostile_names_do_nothing_to_a_frame(width: int, height: int, tmp_path: 
     assert "[bold]x[/bold]" in text and "\\x1b]0;title" in text, "the gate would pass on nothing"
 
 
+def test_pace_and_time_left_are_those_of_the_newest_segment(tmp_path: Path) -> None:
+    """A pause between two segments is no time that steps took, and the pace of the one before is past."""
+    path = tmp_path / "resumed"
+    path.mkdir()
+    write_info(path, {"created": 0.0, "total_steps": 100})
+    for segment, (first, pace, began) in enumerate([(0, 10.0, 1000.0), (40, 2.0, 90_000.0)]):
+        journal = Journal(journal_path(path, 0, segment))
+        for step in range(first, first + 40):
+            journal.append(Record(step, began + (step - first) / pace, {"loss": 1.0}, segment=segment))
+        # What is logged late says nothing about the pace.
+        journal.append(Record(first + 39, began + 1e6, {"val_loss": 1.0}, segment=segment, late=True))
+        journal.close()
+    vitals = vitals_of(path)
+    assert vitals.state == "running" and vitals.pace == pytest.approx(2.0)
+    assert vitals.seconds_left == pytest.approx(20 / 2.0)
+    assert "2 steps/s" in frame(vitals) and "10 s left" in frame(vitals)
+
+
+def test_a_segment_of_one_step_has_no_pace_yet(tmp_path: Path) -> None:
+    path = tmp_path / "resumed"
+    journal_of(path, 40).close()
+    journal_of(path, 1, segment=1, first=40, time_of=9_000.0).close()
+    vitals = vitals_of(path)
+    assert vitals.pace is None and vitals.seconds_left is None and "steps/s" not in frame(vitals)
+
+
 # What is followed -----------------------------------------------------------------------------------------------
 
 
@@ -223,7 +249,7 @@ def test_damage_is_told_and_the_rest_is_shown(tmp_path: Path) -> None:
     os.utime(file, (time.time() - 2 * STALE_SECONDS,) * 2)
     text = frame(vitals_of(tmp_path / "r"))
     assert "crashed" in text and "run.json is missing or damaged" in text
-    assert "8 bytes at the end of its journals cannot be read" in text and "step 25" in text
+    assert "8 bytes of its journals, from a torn or damaged place on, cannot be read" in text and "step 25" in text
 
 
 def test_a_diagnosis_that_fails_is_told_and_the_rest_goes_on(tmp_path: Path) -> None:

@@ -13,10 +13,12 @@ import numpy as np
 
 from holter.comparison.measures import Measures, gradient_norms, last_validation, measure, validation_name
 from holter.comparison.partings import Partings, common_layers, find_partings
+from holter.comparison.reading import Reading, read_run
 from holter.comparison.series import common_level, judge_levels, last_level, steps_to
 from holter.comparison.setup import Difference, setup_differences
 from holter.comparison.tracks import AXES, Axis, Track
 from holter.comparison.verdict import (
+    BAD_ENDS,
     OTHER_LOSS,
     Changes,
     Evidence,
@@ -27,7 +29,7 @@ from holter.comparison.verdict import (
     verdict_of,
 )
 from holter.diagnosis.finding import Finding
-from holter.run import Run, open_run
+from holter.run import Run
 from holter.series import Floats, Integers
 from holter.verdicts import compare_gradient_distributions, validate_fix_effectiveness
 
@@ -108,30 +110,29 @@ def compare(*runs: Run | str | os.PathLike[str], by: Axis = "step") -> Compariso
         raise ValueError(f"a comparison needs two runs or more, got {len(runs)}")
     if by not in AXES:
         raise ValueError(f"runs are aligned by {', '.join(AXES)}, not by {by!r}")
-    opened = [run if isinstance(run, Run) else open_run(run) for run in runs]
-    names = _names(opened)
-    tracks = [Track(name, run.history, by) for name, run in zip(names, opened, strict=True)]
+    readings = [read_run(run) for run in runs]
+    tracks = [Track(name, reading, by) for name, reading in zip(_names(readings), readings, strict=True)]
     losses = [track.scalar("loss")[1] for track in tracks]
     level, validation = common_level(losses), validation_name(tracks)
-    sides = tuple(_side(run, track, level, validation) for run, track in zip(opened, tracks, strict=True))
+    sides = tuple(_side(track, level, validation) for track in tracks)
     pairs = tuple(
-        _pair((opened[0], run), (tracks[0], track), (sides[0], side))
-        for run, track, side in list(zip(opened, tracks, sides, strict=True))[1:]
+        _pair((tracks[0], track), (sides[0], side)) for track, side in list(zip(tracks, sides, strict=True))[1:]
     )
     return Comparison(by, level, sides, pairs)
 
 
-def _names(runs: Sequence[Run]) -> list[str]:
-    """Short, but no two alike."""
-    names, paths = [run.path.resolve().name for run in runs], [str(run.path) for run in runs]
-    return [
-        name if names.count(name) == 1 else path if paths.count(path) == 1 else f"{name} ({place})"
-        for place, (name, path) in enumerate(zip(names, paths, strict=True), 1)
-    ]
+def _names(runs: Sequence[Reading]) -> list[str]:
+    """Short, but no two alike: with the directories that tell them apart, and no more of their paths; or numbered."""
+    paths = [run.path.resolve() for run in runs]
+    for parts in range(1, max(len(path.parts) for path in paths)):
+        names = ["/".join(path.parts[-parts:]) for path in paths]
+        if len(set(names)) == len(set(paths)):
+            break
+    return [name if names.count(name) == 1 else f"{name} ({place})" for place, name in enumerate(names, 1)]
 
 
-def _side(run: Run, track: Track, level: float | None, validation: str | None) -> Side:
-    losses = track.scalar("loss")[1]
+def _side(track: Track, level: float | None, validation: str | None) -> Side:
+    losses, run = track.scalar("loss")[1], track.reading
     return Side(
         name=track.name,
         path=str(run.path),
@@ -140,24 +141,27 @@ def _side(run: Run, track: Track, level: float | None, validation: str | None) -
         measures=measure(track, validation),
         steps_to_level=steps_to(losses, level) if level is not None else None,
         findings=run.findings,
-        notes=tuple(_notes(run, track)),
+        notes=tuple(_notes(track)),
         curves={name: _curve(track, name) for name in CURVES if name in track.scalars},
     )
 
 
-def _notes(run: Run, track: Track) -> list[str]:
-    said = []
+def _notes(track: Track) -> list[str]:
+    run, said = track.reading, []
     if not run.info:
         said.append("its run.json is missing or damaged: nothing is known of its model")
     if run.unreadable_bytes:
-        said.append(f"{run.unreadable_bytes:,} bytes at the end of its journals cannot be read")
+        said.append(f"{run.unreadable_bytes:,} bytes of its journals, from a torn or damaged place on, cannot be read")
     if not len(track):
         said.append("it has no steps")
         return said
-    if run.state == "running":
-        said.append("it is still running")
+    if run.state in ("running", *BAD_ENDS):
+        said.append("it is still running" if run.state == "running" else f"it {run.state} after {len(track):,} steps")
     said += [] if "loss" in track.scalars else ["no loss was logged"]
     said += [] if "gradient" in track.roles else ["no gradients of layers were measured"]
+    thinned = [f"one in {run.span(role):,} ({role.replace('_', ' ')})" for role in track.roles if run.span(role) > 1]
+    if thinned:
+        said.append(f"it is long: not all steps of its layers are compared, but {', '.join(thinned)}; all else is")
     return said
 
 
@@ -166,11 +170,11 @@ def _curve(track: Track, name: str) -> Curve:
     return Curve(steps, track.places(steps), values)
 
 
-def _pair(runs: tuple[Run, Run], tracks: tuple[Track, Track], sides: tuple[Side, Side]) -> Pair:
+def _pair(tracks: tuple[Track, Track], sides: tuple[Side, Side]) -> Pair:
     partings = find_partings(*tracks)
     changes = changes_of(sides[0].findings, sides[1].findings)
     judged = _judge(tracks, sides[0].measures, {one.cause for one in (*changes.went, *changes.came)})
-    setup = setup_differences((runs[0].info, runs[1].info), tracks)
+    setup = setup_differences((tracks[0].reading.info, tracks[1].reading.info), tracks)
     regressions = regressions_of(
         changes, judged, (sides[0].state, sides[1].state), (sides[0].measures, sides[1].measures)
     )

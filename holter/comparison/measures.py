@@ -10,7 +10,7 @@ import numpy as np
 from holter.comparison.series import Level, last_level
 from holter.comparison.tracks import Track
 from holter.record import is_validation
-from holter.series import Floats, Integers
+from holter.series import Floats, Integers, spread
 
 _LOSS = re.compile(r"loss|perplexity|ppl|nll|bpb", re.IGNORECASE)
 _SOME, _MANY = 6, 40  # values of a loss on other data: that tell how it moves, and that can be averaged
@@ -73,13 +73,18 @@ def last_validation(values: Floats, trained: Level | None) -> Level | None:
     """The last value, or of many the mean of the last. Its error, as a share, is no less than that of the training."""
     if not len(values):
         return None
-    few = Level(float(values[-1]), float(values[len(values) // 2 :].std()) if len(values) >= _SOME else float("nan"), 1)
+    few = Level(float(values[-1]), _apart(values[len(values) // 2 :]) if len(values) >= _SOME else float("nan"), 1)
     found = (last_level(values) if len(values) >= _MANY else None) or few
     if trained is None or not trained.mean:
         return found
     error = abs(found.mean * trained.error / trained.mean)
     lowest = found.lowest if np.isfinite(found.lowest) else found.mean
     return Level(found.mean, float(np.fmax(found.error, error)), found.values, lowest)
+
+
+def _apart(values: Floats) -> float:
+    """How far they lie apart, but for a few that stand out: what the last one says is of the time after a break."""
+    return float(min(values.std(), spread(values[:, None])[0]) if len(values) >= _SOME else values.std())
 
 
 def gradient_norms(track: Track) -> tuple[Integers, Floats]:

@@ -11,7 +11,6 @@ import numpy as np
 from holter.comparison.series import departing, differing, first_true
 from holter.comparison.setup import is_setting
 from holter.comparison.tracks import Track, meet
-from holter.history import History
 from holter.series import Flags, Floats, Integers
 
 # Clocks and machines: these differ between any two trainings.
@@ -20,16 +19,6 @@ _OF_THE_MACHINE = re.compile(
     r"|fps|tps|machine|monitor_cost|dropped)([/_. -]|$)",
     re.IGNORECASE,
 )
-# What is compared of the layers of a role, in the order in which things happen within a step.
-_STATISTICS = {
-    "batch": ("hash", "norm"),
-    "weight": ("norm", "nonfinite"),
-    "activation": ("norm", "nonfinite"),
-    "gradient": ("norm", "nonfinite"),
-    "momentum": ("norm",),
-    "second_moment": ("norm",),
-    "update": ("ratio", "norm"),
-}
 _IDENTITIES = ("hash",)  # numbers without a size
 _ORDER = {"batch": 0, "setting": 1, "weight": 2, "activation": 3, "loss": 4, "gradient": 5, "scalar": 6}
 _IN_DEPTH = ("weight", "activation")
@@ -176,13 +165,10 @@ def _scalars(ours: Track, theirs: Track) -> Iterator[_Table]:
 
 def _layers(ours: Track, theirs: Track) -> Iterator[_Table]:
     for role in (role for role in ours.roles if role in theirs.roles):
-        for statistic in _STATISTICS.get(role, ("norm",)):
-            if _has(ours.history, role, statistic) and _has(theirs.history, role, statistic):
+        known = theirs.reading.statistics(role)
+        for statistic in ours.reading.statistics(role):
+            if statistic in known:
                 yield _layer_table(ours, theirs, role, statistic)
-
-
-def _has(history: History, role: str, statistic: str) -> bool:
-    return statistic in ("norm", "nonfinite") or statistic in history.extras(role)
 
 
 def _layer_table(ours: Track, theirs: Track, role: str, statistic: str) -> _Table:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rich.console import Group, RenderableType
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -74,7 +75,7 @@ def _about(pair: Pair, comparison: Comparison) -> RenderableType:
     return grid
 
 
-def _lines(pair: Pair, comparison: Comparison) -> Iterator[tuple[str, Text]]:
+def _lines(pair: Pair, comparison: Comparison) -> Iterator[tuple[str, RenderableType]]:
     title = "parting"
     for sentence in parting_sentences(pair.partings, comparison.by):
         yield title, Text(_safe(sentence))
@@ -107,13 +108,15 @@ def _difference(found: Difference) -> Text:
     return Text.assemble((_safe(found.what), "bold"), words, (since, "dim"))
 
 
-def _findings(pair: Pair) -> Iterator[tuple[str, Text]]:
+def _findings(pair: Pair) -> Iterator[tuple[str, RenderableType]]:
     changes, title = pair.changes, "findings"
     lines = [("gone", finding_words(one), "green", "") for one in changes.went]
     lines += [("new", finding_words(one), "red", first_sentence(one.advice)) for one in changes.came]
     lines += [("still", stayed_words(*both), "yellow", "") for both in changes.stayed]
     for mark, words, style, advice in lines:
-        yield title, Text.assemble((f"{mark:<6}", style), _safe(words), (f"  {_safe(advice)}", "dim"))
+        yield title, Text.assemble((f"{mark:<6}", style), _safe(words))
+        if advice:
+            yield "", Padding(Text(_safe(advice), "dim"), (0, 0, 0, 6))
         title = ""
     if not lines:
         yield title, Text("none in either")

@@ -10,7 +10,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from holter.series import TINY, Flags, Floats, Integers, median
+from holter.series import TINY, Flags, Floats, Integers, median, spread
 
 SMOOTHED = 10  # values over which a loss is averaged before it counts as having reached a level
 _FAR = 6.0  # times its own usual change from step to step: beyond, a difference is material
@@ -23,6 +23,7 @@ _FLOOR = 0.02  # a share of the value: what differs by less is never material
 _UNKNOWN_FLOOR = 0.25  # the same where so few values are there that nobody knows what is usual
 _FEW = 8
 _SUDDEN = 0.5  # of the value: so far off, one value is enough where they were equal before it
+_MANY_PIECES = 5
 _ERRORS = 3.0  # times its error that a difference of losses must have
 _WILD = 10.0  # times as large an error as the other's
 _LEAST_SHARE = 0.02  # of the loss, and
@@ -146,7 +147,7 @@ def last_level(values: Floats) -> Level | None:
             return Level(mean, float("nan"), count, mean)
         pieces = max(3, min(10, count // 3))
         chance = _spread_of_means(tail, pieces) / np.sqrt(pieces)
-        wandered = _spread_of_means(half, max(3, len(half) // count))
+        wandered = _wandered(half, max(3, len(half) // count))
         lowest = min(float(piece.mean()) for piece in np.array_split(tail, pieces))
         return Level(mean, float(np.hypot(chance, wandered)), count, lowest)
 
@@ -154,6 +155,13 @@ def last_level(values: Floats) -> Level | None:
 def _spread_of_means(values: Floats, pieces: int) -> float:
     """Of as many pieces: neighbouring values are alike, so that single ones would tell too little."""
     return float(np.std([piece.mean() for piece in np.array_split(values, pieces)], ddof=1))
+
+
+def _wandered(values: Floats, pieces: int) -> float:
+    """How far the means of as many pieces lie apart; of many, one that stands out, after a spike, does not count."""
+    means = np.array([piece.mean() for piece in np.array_split(values, pieces)])
+    apart = float(np.std(means, ddof=1))
+    return apart if pieces < _MANY_PIECES else min(apart, 2 * float(spread(means[:, None])[0]))
 
 
 def judge_levels(was: Level, now: Level, first: float) -> str:

@@ -6,8 +6,8 @@ from typing import Literal
 
 import numpy as np
 
+from holter.comparison.reading import Reading
 from holter.comparison.series import align
-from holter.history import History
 from holter.series import Floats, Integers
 
 Axis = Literal["step", "samples", "tokens"]
@@ -16,12 +16,11 @@ _MOST_MISSING = 0.1  # of the steps whose size is not known: theirs is taken to 
 
 
 class Track:
-    """The line of a training that survived, each of its series with the places where its values stand."""
+    """What was read of a run, each of its series with the places where its values stand."""
 
-    def __init__(self, name: str, history: History, by: Axis) -> None:
-        self.name, self.history = name, history.latest()
-        self.steps: Integers = np.unique(self.history.steps)
-        self.roles, self._scalars = self.history.roles, _by_name(self.history)
+    def __init__(self, name: str, reading: Reading, by: Axis) -> None:
+        self.name, self.reading = name, reading
+        self.steps, self.roles, self._scalars = reading.steps, reading.roles, reading.scalars
         self._places = self._seen(by) if by != "step" else self.steps.astype(np.float64)
         self.step_size = float(np.diff(self._places).max(initial=0.0)) if by != "step" else 0.0
 
@@ -47,9 +46,7 @@ class Track:
         return self._scalars.get(name, (np.zeros(0, dtype=np.int64), np.zeros(0)))
 
     def series(self, role: str, statistic: str) -> tuple[Integers, tuple[str, ...], Floats]:
-        steps, layers, values = self.history.series(role, statistic)
-        steps, values = _ascending(steps, values)
-        return steps, layers, values
+        return self.reading.series(role, statistic)
 
     def _seen(self, by: Axis) -> Floats:
         """Samples or tokens up to and including each step. ValueError where they were not recorded."""
@@ -73,26 +70,6 @@ class Track:
         return steps[left], np.rint(speeds[left] * seconds[right])
 
 
-def _by_name(history: History) -> dict[str, tuple[Integers, Floats]]:
-    """All scalars in one pass: a long run has many records. What came late for a step is the newest."""
-    found: dict[str, dict[int, float]] = {}
-    for record in history.records:
-        for name, value in record.scalars.items():
-            found.setdefault(name, {})[record.step] = value
-    return {
-        name: _ascending(np.fromiter(line, np.int64, len(line)), np.fromiter(line.values(), np.float64, len(line)))
-        for name, line in found.items()
-    }
-
-
 def meet(ours: Track, theirs: Track, our_steps: Integers, their_steps: Integers) -> tuple[Integers, Integers]:
     """Indices of the steps of both that stand at the same place."""
     return align(ours.places(our_steps), theirs.places(their_steps), max(ours.step_size, theirs.step_size))
-
-
-def _ascending(steps: Integers, values: Floats) -> tuple[Integers, Floats]:
-    if not len(steps) or (np.diff(steps) > 0).all():
-        return steps, values
-    order = np.argsort(steps, kind="stable")
-    newest = np.append(np.diff(steps[order]) > 0, True)
-    return steps[order][newest], values[order][newest]

@@ -25,7 +25,7 @@ from holter.words import number
 
 State = Literal["same", "no difference", "better", "worse", "worked", "worked in part", "did not work", "unknown"]
 _PERFORMANCE = 1.5  # times the reference: below, a machine's own noise
-_BAD_ENDS = ("failed", "crashed")
+BAD_ENDS = ("failed", "crashed")
 _TOLD = 3  # findings in a sentence
 # Under these the training loss is another one than without: of a sum, of few examples, with its sign turned.
 OTHER_LOSS = frozenset(
@@ -104,7 +104,7 @@ def regressions_of(
     ]
     if judged is not None and judged.outcome == "worse":
         found.append(f"the {judged.name} is worse: {_levels(judged)}")
-    if states[1] in _BAD_ENDS and states[0] not in _BAD_ENDS:
+    if states[1] in BAD_ENDS and states[0] not in BAD_ENDS:
         found.append(f"the training {states[1]}")
     return tuple(found)
 

@@ -7,6 +7,8 @@ from typing import Any
 from holter.comparison.comparing import CURVES, Comparison, Curve, Pair, RatioMap, Side
 from holter.comparison.series import thin
 from holter.comparison.words import change, evidence_sentences, judged_until, parting_sentences, table_rows
+from holter.diagnosis.finding import Finding
+from holter.diagnosis.titles import title_of
 from holter.report.drawing import matrix
 from holter.summary import as_json
 
@@ -44,12 +46,15 @@ def comparison_view(comparison: Comparison) -> dict[str, Any]:
 def _run(side: Side) -> dict[str, Any]:
     return {
         "name": side.name,
-        "path": side.path,
         "state": side.state,
         "steps": side.steps,
         "notes": list(side.notes),
-        "findings": as_json(side.findings),
+        "findings": [_finding(one) for one in side.findings],
     }
+
+
+def _finding(finding: Finding) -> dict[str, Any]:
+    return {**as_json(finding), "title": title_of(finding.cause)}
 
 
 def _pair(pair: Pair, comparison: Comparison) -> dict[str, Any]:
@@ -61,9 +66,9 @@ def _pair(pair: Pair, comparison: Comparison) -> dict[str, Any]:
         "parting": [*parting_sentences(pair.partings, comparison.by), *filter(None, [judged_until(pair, comparison)])],
         "partings": as_json(pair.partings),
         "setup": as_json(pair.setup),
-        "went": as_json(pair.changes.went),
-        "came": as_json(pair.changes.came),
-        "stayed": [{"was": as_json(was), "now": as_json(now)} for was, now in pair.changes.stayed],
+        "went": [_finding(one) for one in pair.changes.went],
+        "came": [_finding(one) for one in pair.changes.came],
+        "stayed": [{"was": _finding(was), "now": _finding(now)} for was, now in pair.changes.stayed],
         "evidence": list(evidence_sentences(pair)),
         "map": _map(pair.ratios) if pair.ratios is not None else None,
     }

@@ -42,9 +42,9 @@ def parting_sentences(partings: Partings, by: Axis) -> list[str]:
         return [*said, "Nothing differs by more than is usual for it."]
     if (matters, layer_matters) == (first, layer):
         return [*said, "That is more than usual from there on."]
-    said.append(f"More than is usual for it differs from {_at(matters, by)} on: {_what(matters)}.")
+    said.append(f"They differ by more than is usual from {_at(matters, by)} on: {_what(matters)}.")
     if layer_matters is not None and layer_matters != matters:
-        said.append(f"The first layer of which that is true, at {_at(layer_matters, by)}: {_what(layer_matters)}.")
+        said.append(f"The first layer that does so, at {_at(layer_matters, by)}: {_what(layer_matters)}.")
     return said
 
 

@@ -132,7 +132,7 @@ class Dashboard:
         async with self._listing_lock:
             if self._listing is None or time.monotonic() - self._listed_at >= _FRESH:
                 known = dict(self.examinations.known)
-                self._listing = await to_thread.run_sync(self._lister.body, known)
+                self._listing = await to_thread.run_sync(self._lister.body, known, self.examinations.trouble)
                 self._listed_at = time.monotonic()
             return self._listing
 
@@ -161,10 +161,10 @@ class Dashboard:
         listed = await self._find(request.path_params["run"])
         if listed is None:
             return complaint(request, 404, "there is no such run")
-        if not listed.signature:
-            return complaint(request, 422, listed.glance.trouble)
-        self.examinations.attend(listed.id)
         listed = await to_thread.run_sync(self.shelf.look_again, listed)
+        if not listed.signature:
+            return complaint(request, 422, printable(listed.glance.trouble))
+        self.examinations.attend(listed.id)
         known = self.examinations.of(listed)
         all_of_it = key, listed.glance.state, known.version if known else 0
         try:
@@ -200,7 +200,7 @@ class Dashboard:
 
     async def events(self, request: Request) -> Response:
         listed = await self._find(request.path_params["run"])
-        if listed is None or not listed.signature:
+        if listed is None:
             return complaint(request, 404, "there is no such run")
         if request.method == "HEAD":
             return Response(media_type="text/event-stream")
@@ -227,10 +227,13 @@ class Dashboard:
             quiet += _POLL
 
     async def _state_of(self, listed: Listed) -> dict[str, Any]:
+        trouble = listed.blocked or ("" if listed.signature else listed.glance.trouble)
+        if trouble:
+            return {"state": listed.glance.state, "trouble": printable(trouble)}
         try:
             one = await self.desk.read_on(listed)
-        except Exception as error:  # told by the page itself, which asks next
-            return {"version": -1, "state": listed.glance.state, "trouble": _words(error)}
+        except Exception as error:  # whatever is wrong with this run, it may be over the next time
+            return {"state": listed.glance.state, "trouble": _words(error)}
         known = self.examinations.of(listed)
         return {
             "version": one.version,

@@ -1,4 +1,4 @@
-"""Runs side by side. Each comparison is worked out in a process that ends with it: whole runs are read for one."""
+"""Runs side by side. Each comparison is worked out in a process that ends with it: it reads runs from end to end."""
 
 from __future__ import annotations
 

@@ -13,13 +13,16 @@ from anyio import to_thread
 
 from holter.dashboard.bodies import Body, json_body
 from holter.dashboard.shelf import Listed
+from holter.report.buckets import buckets_for
 from holter.report.reading import Follower
+from holter.run import Run
 
 _OPEN = 6  # runs: a long one of many layers takes tens of megabytes
 _SLICE, _SHORT = 0.5, 0.1  # seconds to read on in a long run: for those who follow it, and for one who waits
 _CROWD, _MOMENT = 4, 0.5  # so many who wait for one run are content with what was so for so many seconds
 _BODIES = 8  # answers of one run that are kept
 _BUCKETS = 400  # columns of a strip chart, and up to twice as many: what a screen shows
+_CELLS = 400_000  # of one of a large model: there are a dozen, in memory
 _IDLE = 600.0  # seconds after which a run that nobody asked for is closed
 
 
@@ -54,7 +57,8 @@ class Open:
     def catch_up(self, listed: Listed, seconds: float = _SLICE) -> Follower:
         """Blocking. All of a short run at once; a long one in slices, after a first look."""
         if self._follower is None:
-            self._follower = Follower(self._path, buckets=_BUCKETS)
+            buckets = buckets_for(len(Run(self._path).layers), _CELLS, _BUCKETS)
+            self._follower = Follower(self._path, buckets=buckets)
             self._follower.look()
         elif self._read != listed.signature or not self._follower.is_complete:
             self._follower.read_on(seconds)

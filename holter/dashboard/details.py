@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from holter.journal_parts import read_between
+from holter.record import EXECUTION_ORDER
 from holter.report.buckets import telling
-from holter.report.digest import Digest
+from holter.report.digest import DRAWN, Digest, Strip
 from holter.report.drawing import histograms, map_id, numbers, ordered_strips, strip_map, strip_title
 from holter.report.reading import Follower
 from holter.run import Run
 
-_BUCKETS, _MOST_RECORDS = 400, 1600
+_BUCKETS = 400
+_FEW = 4  # of so many parts of a run one has at least 200 columns in its map
 _HISTOGRAM_ROLES = ("gradient", "weight", "activation")
 
 
@@ -40,17 +41,25 @@ def whole_map(follower: Follower, wanted: str) -> dict[str, Any] | None:
 
 
 def zoomed(path: Path, wanted: str, first: int, last: int) -> dict[str, Any] | None:
-    """The map of these steps only, read again; None where none of them has it."""
+    """The map of these steps only, read again; None where it would not show more than the map of the whole run.
+
+    Where there were too many to read them all, `thinned` has how many records were read, and of how many.
+    """
     role, _, statistic = wanted.partition("/")
-    digest = Digest(_BUCKETS)
-    for journal in Run(path).own_journals:
-        for record in read_between(journal, first, last, _MOST_RECORDS):
-            if role in record.rows:
-                # Counted from the first step, so that the buckets are spent on these alone.
-                only = {role: record.rows[role]}
-                digest.take(replace(record, step=record.step - first, rows=only, scalars={}))
-    strip = digest.strips.get((role, statistic))
-    if strip is None:
+    if statistic not in DRAWN.get(role, ("norm",)):
+        return None
+    part = read_between(Run(path).own_journals, role, first, last)
+    is_thinned = part.read < part.there
+    if is_thinned and _FEW * (last - first + 1) > part.last_step:
+        return None  # every step has left its mark in the columns of the whole run, and there are enough of them
+    digest, strip = Digest(), Strip(role, statistic, _BUCKETS)
+    if part.depth is not None:
+        digest.notes[EXECUTION_ORDER] = part.depth
+    for record in part.records:
+        # Counted from the first step, so that the buckets are spent on these alone.
+        strip.put(record.step - first, record.rows[role])
+    if not len(strip.buckets.steps):
         return None
     found = strip_map(digest, strip)
-    return {**found, "steps": [step + first for step in found["steps"]]}
+    thinned = {"thinned": [part.read, part.there]} if is_thinned else {}
+    return {**found, "steps": [step + first for step in found["steps"]], **thinned}

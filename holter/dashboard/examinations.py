@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from holter.dashboard.process import Died, Process
+from holter.dashboard.process import Died, NotStarted, Process
 from holter.dashboard.shelf import Listed
 from holter.dashboard.wire import Answer, from_line
 from holter.report.verdict import Verdict, verdict_of
@@ -22,6 +22,8 @@ _ATTENTION = 20.0  # seconds for which a request keeps the worker at work
 _AGAIN = 2.0  # seconds between two examinations of a run that goes on, at least
 _REST = 4.0  # times as long as the last one took
 _DEATHS = 2  # of the worker over one run, until that is left alone
+_TROUBLED = 60.0  # seconds until a run that could not be read is tried again: that may be over
+_REFUSED = 5.0  # seconds until it is tried again where this machine had no room for a worker
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,8 @@ class Examinations:
         self._attended = float("-inf")
         self._deaths: dict[str, int] = {}
         self._worker = Process()
+        self.trouble = ""  # why nothing at all is examined just now
+        self._not_before = float("-inf")
 
     def attend(self, run: str | None = None) -> None:
         """Somebody looks: at the list, or at this run, which then comes first."""
@@ -66,6 +70,10 @@ class Examinations:
         if now - self._attended > _ATTENTION:
             return None
         due = [run for run in runs if self._is_due(run, now)]
+        if not due:
+            self.trouble = ""  # the run that it was about may be gone
+        if now < self._not_before:
+            return None
         return min(due, key=lambda run: self._turn(run, now), default=None)
 
     def _turn(self, run: Listed, now: float) -> tuple[bool, bool, float]:
@@ -82,24 +90,41 @@ class Examinations:
         if known is None or known.is_partial:
             return True
         changed = (known.extent, known.state) != (run.extent, run.glance.state)
-        return changed and now - known.at > max(_AGAIN, _REST * known.took)
+        pause = _AGAIN if changed else _TROUBLED if known.trouble else float("inf")
+        return now - known.at > max(pause, _REST * known.took)
 
     async def examine(self, run: Listed) -> None:
         """Asks the worker about a run and keeps what it says. One at a time."""
         began = time.monotonic()
         try:
-            line = await self._worker.ask({"examine": str(run.path)})
-            words = json.loads(line) if line.startswith(b'{"trouble"') else {}
-            answer = None if words else from_line(line)
-            trouble = str(words.get("trouble", ""))
+            answer, trouble = _read(await self._worker.ask({"examine": str(run.path)}))
+        except NotStarted as error:  # whichever run it was to be asked about
+            self._pause(error)
+            return
         except (Died, ValueError) as error:
             self._deaths[run.id] = self._deaths.get(run.id, 0) + 1
-            answer, trouble = None, f"the diagnosis ended ({error})"
-            _log.warning("%s: %s", run.name, trouble)
+            _log.warning("%s: the diagnosis ended (%s)", run.name, error)
+            # It is as if this state of the run had not been asked about.
+            self._keep(run, (), began, None, f"the diagnosis ended ({error})")
+        else:
+            if answer is None or answer.is_complete:
+                self._deaths.pop(run.id, None)
+            self._keep(run, run.extent, began, answer, trouble)
+        self.trouble = ""
+
+    def _pause(self, error: NotStarted) -> None:
+        self._not_before = time.monotonic() + _REFUSED
+        if not self.trouble:
+            _log.warning("the diagnosis cannot be started (%s): it is tried again", error)
+        self.trouble = f"Runs are not examined just now: the diagnosis cannot be started ({error})."
+
+    def _keep(
+        self, run: Listed, extent: tuple[tuple[str, int], ...], began: float, answer: Answer | None, trouble: str
+    ) -> None:
         now = time.monotonic()
         asked = replace(
-            self.known.get(run.id) or Examination(run.extent, run.glance.state),
-            extent=run.extent,
+            self.known.get(run.id) or Examination(extent, run.glance.state),
+            extent=extent,
             state=run.glance.state,
             at=now,
             took=now - began,
@@ -120,3 +145,10 @@ class Examinations:
 
     async def stop(self) -> None:
         await self._worker.stop()
+
+
+def _read(line: bytes) -> tuple[Answer | None, str]:
+    """What the worker says of a run, or why it says nothing. ValueError where it is neither."""
+    if line.startswith(b'{"trouble"'):
+        return None, str(json.loads(line)["trouble"])
+    return from_line(line), ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
@@ -23,14 +24,14 @@ class Lister:
         self._lines: dict[str, tuple[Listed, Examination | None, str]] = {}
         self._made: tuple[list[str], Body] | None = None
 
-    def body(self, known: Mapping[str, Examination]) -> Body:
-        """Blocking, and for one at a time."""
+    def body(self, known: Mapping[str, Examination], trouble: str = "") -> Body:
+        """Blocking, and for one at a time. `trouble` is about the whole list."""
         runs = self._shelf.runs()
         self._lines = {one.id: self._line(one, known.get(one.id)) for one in runs.values()}
-        words = [line for _, _, line in self._lines.values()]
+        head = strict_json({"directory": printable(str(self._shelf.root)), "trouble": printable(trouble)})
+        words = [head, *(line for _, _, line in self._lines.values())]
         if self._made is None or self._made[0] != words:
-            directory = strict_json(printable(str(self._shelf.root)))
-            text = f'{{"directory":{directory},"runs":[{",".join(words)}]}}'
+            text = f'{head[:-1]},"runs":[{",".join(words[1:])}]}}'
             self._made = words, body(text.encode("ascii"), "application/json")
         return self._made[1]
 
@@ -51,11 +52,12 @@ def _line(listed: Listed, examination: Examination | None) -> dict[str, Any]:
         "state": printable(seen.state[:_STATE]),
         "steps": seen.steps,
         "loss": seen.loss,
+        "is_lost": seen.loss is not None and not math.isfinite(seen.loss),
         "model": printable(seen.model) if seen.model else None,
         "parameters": seen.parameters,
         "created": seen.created,
         "size": seen.size,
-        "trouble": printable(seen.trouble or (examination.trouble if examination else "")),
+        "trouble": printable(listed.blocked or seen.trouble or (examination.trouble if examination else "")),
         "verdict": asdict(verdict) if verdict else None,
         "findings": len(answered.examined.findings) if answered else 0,
         "spark": [float(f"{value:.4g}") for value in answered.spark] if answered else [],

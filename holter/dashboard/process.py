@@ -6,16 +6,24 @@ import asyncio
 import json
 import os
 import sys
-from typing import Any
+from collections.abc import Coroutine
+from typing import Any, TypeVar
 
 PATIENCE = 120.0  # seconds for an answer
+READY = b"ready\n"  # what it says first
 _LINE = 256 << 20  # bytes of an answer
 # The path of this process and not the working directory, where anyone may have put a module.
 _PROGRAM = "import sys; sys.path[:] = sys.argv[1:]; from holter.dashboard.worker import main; main()"
 
+_Said = TypeVar("_Said")
+
 
 class Died(Exception):
     """It ended, said nothing for too long, or said what is no answer."""
+
+
+class NotStarted(Died):
+    """It never was: this machine has no memory, or this process no descriptors. No fault of what it is asked."""
 
 
 class Process:
@@ -27,11 +35,16 @@ class Process:
 
     async def ask(self, question: Any) -> bytes:
         """The line that it answers. Raises Died, and is then ready to be asked something else."""
+        if self._process is None or self._process.returncode is not None:
+            await self._in_time(self._start(), NotStarted)
+        return await self._in_time(self._ask(question), Died)
+
+    async def _in_time(self, work: Coroutine[Any, Any, _Said], failure: type[Died]) -> _Said:
         try:
-            return await asyncio.wait_for(self._ask(question), self._patience)
-        except (OSError, ValueError, asyncio.TimeoutError) as error:
+            return await asyncio.wait_for(work, self._patience)
+        except (OSError, ValueError, RuntimeError, MemoryError, asyncio.TimeoutError) as error:
             await self.stop()
-            raise Died(type(error).__name__) from error
+            raise failure(_words(error)) from error
         except asyncio.CancelledError:  # its answer would be taken for that to the next question
             await self.stop()
             raise
@@ -44,11 +57,15 @@ class Process:
             process.kill()  # it keeps nothing that could be lost
         await process.wait()
 
+    async def _start(self) -> None:
+        self._process = await _started()
+        assert self._process.stdout is not None
+        if await self._process.stdout.readline() != READY:
+            raise ValueError("it ended before it began")
+
     async def _ask(self, question: Any) -> bytes:
-        if self._process is None or self._process.returncode is not None:
-            self._process = await _start()
         process = self._process
-        assert process.stdin is not None and process.stdout is not None
+        assert process is not None and process.stdin is not None and process.stdout is not None
         process.stdin.write(json.dumps(question).encode() + b"\n")
         await process.stdin.drain()
         line = await process.stdout.readline()
@@ -57,7 +74,7 @@ class Process:
         return line
 
 
-async def _start() -> asyncio.subprocess.Process:
+async def _started() -> asyncio.subprocess.Process:
     return await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", _PROGRAM, *sys.path),
         stdin=asyncio.subprocess.PIPE,
@@ -65,3 +82,7 @@ async def _start() -> asyncio.subprocess.Process:
         limit=_LINE,
         env={name: value for name, value in os.environ.items() if name != "HOLTER_TOKEN"},
     )
+
+
+def _words(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__

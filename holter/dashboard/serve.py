@@ -11,18 +11,25 @@ import socket
 import sys
 import webbrowser
 from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from holter.dashboard.guard import LEAST_TOKEN, Door
+from holter.dashboard.token import private_page
+from holter.run import is_run
 from holter.words import printable
 
 if TYPE_CHECKING:
     import uvicorn
 
 PORT = 4658  # H O L T on the keys of a telephone
+_QUEUE = 1024  # connections that wait to be taken
+# Bytes that the system takes of an answer. It takes no more until a third of that is read: with the megabytes that it
+# would have, a slow client would seem to read nothing for minutes.
+_AHEAD = 128 * 1024
 _LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 _MISSING = "holter serve needs starlette, uvicorn and plotly: pip install 'holter[serve]'"
 
@@ -51,21 +58,20 @@ def serve(
             f"{directory} is not a directory: name one that holds runs, or make a first with `holter demo`"
         )
     check(address)
-    listening = listen(address.host, address.port)
-    with listening:
+    with ExitStack() as until_the_end:
+        listening = until_the_end.enter_context(listen(address.host, address.port))
         door = door_of(address, listening)
         server = make_server(directory, door)
         url = f"http://{_in_url(address.host)}:{door.port}/?token={quote(door.token, safe='')}"
-        echo(f"Holter shows the runs in {printable(str(directory))} at\n\n    {url}\n")
+        shown = "the run" if is_run(directory) else "the runs in"
+        echo(f"Holter shows {shown} {printable(str(directory))} at\n\n    {url}\n")
         if not is_loopback(address.host):
             echo("What is sent is not encrypted: over a network that others share, use a tunnel (ssh -L).")
         echo("Ctrl-C ends it.")
         if open_browser:
-            webbrowser.open(url)
-        try:
+            webbrowser.open(until_the_end.enter_context(private_page(url)))
+        with suppress(KeyboardInterrupt):  # uvicorn ends in order, and then raises it again
             server.run(sockets=[listening])
-        except KeyboardInterrupt:  # uvicorn ends in order, and then raises it again
-            return
 
 
 def make_server(directory: Path, door: Door) -> uvicorn.Server:
@@ -74,6 +80,7 @@ def make_server(directory: Path, door: Door) -> uvicorn.Server:
         import uvicorn
 
         from holter.dashboard.app import create_app
+        from holter.dashboard.connections import limited, limits_for, raise_descriptors
     except ImportError as error:
         raise ValueError(f"{_MISSING} ({error})") from error
     _quiet_logs()
@@ -82,9 +89,12 @@ def make_server(directory: Path, door: Door) -> uvicorn.Server:
     def is_closing() -> bool:
         return server.should_exit
 
+    limits = limits_for(raise_descriptors())
     config = uvicorn.Config(
         create_app(directory, door, is_closing),
-        http="h11",
+        loop="asyncio",  # wherever it runs, it is what was tested
+        http=limited(limits),
+        backlog=limits.backlog,
         ws="none",
         lifespan="on",
         log_config=None,
@@ -105,7 +115,7 @@ def check(address: Address) -> None:
     if not is_loopback(address.host) and not address.token:
         raise ValueError(
             f"{address.host} can be reached from outside of this machine: set a token of your own with HOLTER_TOKEN or "
-            f"--token, such as {_example()}, or leave --host out and use a tunnel (ssh -L {PORT}:localhost:{PORT})"
+            f"--token-file, such as {_example()}, or leave --host out and use a tunnel (ssh -L {PORT}:localhost:{PORT})"
         )
 
 
@@ -120,6 +130,13 @@ def is_loopback(host: str) -> bool:
         return host.lower() == "localhost"
 
 
+class _Listening(socket.socket):
+    """asyncio takes as many connections in one go as may wait to be taken. Here few are taken, and many may wait."""
+
+    def listen(self, backlog: int = _QUEUE) -> None:
+        super().listen(max(backlog, _QUEUE))
+
+
 def listen(host: str, port: int) -> socket.socket:
     """ValueError where nobody may listen there, or somebody does."""
     try:
@@ -128,12 +145,13 @@ def listen(host: str, port: int) -> socket.socket:
         )[0]
     except (OSError, UnicodeError) as error:
         raise ValueError(f"{host!r} is not an address of this machine: {error}") from error
-    listening = socket.socket(family, kind, protocol)
+    listening = _Listening(family, kind, protocol)
     try:
         if os.name == "posix":
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _AHEAD)  # each connection has it from here
         listening.bind(place)
-        listening.listen(1024)
+        listening.listen()
     except OSError as error:
         listening.close()
         raise ValueError(_why(error, host, port)) from error

@@ -5,13 +5,14 @@ Names that come from outside are looked up among these; none is ever joined to a
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import re
 import threading
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
@@ -26,6 +27,8 @@ _DEEPEST = 3  # directories below the root
 _MOST_DIRECTORIES = 20_000
 _MOST_NAMES = 500_000  # of layers that are kept in mind for the search
 _PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")
+_ERROR = "[Errno"  # how the words of an OSError begin
+_GONE = (errno.ENOENT, errno.ENOTDIR)
 _PARTS = re.compile(r"run\.json|rank-\d+(\.\d+)?\.journal")
 
 Signature = tuple[tuple[str, int, int], ...]  # of each file of a run its name, size and time of change
@@ -33,13 +36,17 @@ Signature = tuple[tuple[str, int, int], ...]  # of each file of a run its name, 
 
 @dataclass(frozen=True)
 class Listed:
-    """A run as the list has it. `id` is its name where that can stand in an address as it is."""
+    """A run as the list has it. `id` is its name where that can stand in an address as it is.
+
+    `blocked` says why it cannot be looked at just now; the rest is then as it was.
+    """
 
     id: str
     name: str
     path: Path
     glance: Glance
     signature: Signature
+    blocked: str = ""
 
     @property
     def extent(self) -> tuple[tuple[str, int], ...]:
@@ -63,7 +70,6 @@ class Shelf:
         self._lock = threading.Lock()
         self._runs: dict[str, Listed] = {}
         self._looked_at = float("-inf")
-        self.version = 0  # grows when anything changed
         self._layers: dict[str, tuple[Signature, tuple[str, ...]]] = {}
         self._tables: dict[tuple[str, ...], tuple[str, ...]] = {}  # runs of one model share one
 
@@ -90,19 +96,18 @@ class Shelf:
 
     def look_again(self, listed: Listed) -> Listed:
         """How this one is now."""
-        found = _found(listed.path, self.root)
-        now = self._listed(found, listed) if found is not None else listed
+        found = _look_at(listed.path, self.root).run
+        now = self._listed(found, listed) if found is not None else _emptied(listed)
         if now is not listed:
             with self._lock:
                 if listed.id in self._runs:
                     self._runs[listed.id] = now
-                    self.version += 1
         return now
 
     def layers(self, listed: Listed) -> tuple[str, ...]:
         """The names of its layers: those of run.json, and those that the first records have."""
         kept = self._layers.get(listed.id)
-        if kept is not None and kept[0][:1] == listed.signature[:1]:
+        if kept is not None and kept[0] == listed.signature:
             return kept[1]
         names = _layers_of(listed)
         with self._lock:
@@ -113,81 +118,126 @@ class Shelf:
         return names
 
     def _look(self) -> None:
-        before = self._runs
-        listed = [self._listed(found, before.get(id_of(found.name))) for found in _walk(self.root)]
+        before, within = self._runs, _by_directory(self._runs.values())
+        listed: list[Listed] = []
+        for found, depth in _walk(self.root):
+            kept = [_blocked(one, found.blocked) for one in within.get(found.path, ())] if found.blocked else []
+            if kept:
+                listed += kept
+            elif depth <= 1 or not (found.trouble or found.blocked):  # deeper, nothing says that it is a run
+                listed.append(self._listed(found, before.get(id_of(found.name))))
         listed.sort(key=lambda one: one.glance.created or 0.0, reverse=True)
         self._runs = {one.id: one for one in listed}
-        if list(self._runs.values()) != list(before.values()):
-            self.version += 1
 
     def _listed(self, found: _Found, before: Listed | None) -> Listed:
-        if before is not None and before.signature == found.signature and not _grew_stale(before):
-            return before
+        if before is not None:
+            if found.blocked:
+                return _blocked(before, found.blocked)
+            if before.signature == found.signature and not _is_outdated(before):
+                return before
         return Listed(id_of(found.name), printable(found.name), found.path, _glance(found), found.signature)
 
 
 @dataclass(frozen=True)
 class _Found:
+    """`trouble` is for good, `blocked` may be over the next time."""
+
     name: str
     path: Path
-    signature: Signature
+    signature: Signature = ()
     trouble: str = ""
+    blocked: str = ""
 
 
-def _grew_stale(listed: Listed) -> bool:
-    """Whether a run has given no sign of life for so long that it is not running any more."""
+@dataclass(frozen=True)
+class _Seen:
+    """A directory: the run that it is, or else the directories in it."""
+
+    run: _Found | None = None
+    directories: tuple[Path, ...] = ()
+
+
+def _by_directory(runs: Iterable[Listed]) -> dict[Path, list[Listed]]:
+    """Those that each directory holds or is: a search for every directory that cannot be read would take too long.
+
+    A mark that a directory could not be read is no run.
+    """
+    found: dict[Path, list[Listed]] = {}
+    for run in runs:
+        for path in (run.path, *run.path.parents) if run.signature else ():
+            found.setdefault(path, []).append(run)
+    return found
+
+
+def _emptied(listed: Listed) -> Listed:
+    return replace(listed, glance=Glance(listed.path, trouble="its files are gone"), signature=(), blocked="")
+
+
+def _blocked(listed: Listed, why: str) -> Listed:
+    return listed if listed.blocked == why else replace(listed, blocked=why)
+
+
+def _is_outdated(listed: Listed) -> bool:
+    """Whether it may be another although its files are as they were: it could not be read, which may be over, or has
+    given no sign of life for so long that it is not running any more."""
+    if listed.blocked or listed.glance.trouble.startswith(_ERROR):
+        return True
     newest = max((changed for _, _, changed in listed.signature), default=0)
     return listed.glance.state == "running" and time.time() - newest / 1e9 >= STALE_SECONDS
 
 
 def _glance(found: _Found) -> Glance:
-    if found.trouble:
-        return Glance(found.path, trouble=found.trouble)
+    if found.trouble or found.blocked:
+        return Glance(found.path, trouble=found.trouble or found.blocked)
     try:
         return glance(Run(found.path))
     except Exception as error:  # whatever is wrong with this one, the others are listed
         return Glance(found.path, trouble=f"{type(error).__name__}: {error}")
 
 
-def _walk(root: Path) -> Iterator[_Found]:
-    """The runs at or below the root. What is inside of a run is its own."""
-    seen = 0
+def _walk(root: Path) -> Iterator[tuple[_Found, int]]:
+    """The runs at or below the root, each with how deep it lies. What is inside of a run is its own."""
+    count = 0
     waiting = [(root, 0)]
-    while waiting and seen < _MOST_DIRECTORIES:
+    while waiting and count < _MOST_DIRECTORIES:
         directory, depth = waiting.pop()
-        seen += 1
-        found = _found(directory, root)
-        if found is not None and found.trouble and depth > 1:
-            continue  # nothing says that it is a run
-        if found is not None:
-            yield found
+        count += 1
+        seen = _look_at(directory, root)
+        if seen.run is not None:
+            yield seen.run, depth
         elif depth < _DEEPEST:
-            waiting += [(path, depth + 1) for path in _directories(directory)]
+            waiting += [(path, depth + 1) for path in seen.directories]
 
 
-def _directories(directory: Path) -> list[Path]:
-    try:
-        with os.scandir(directory) as entries:
-            return [Path(entry.path) for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
-    except OSError:
-        return []
-
-
-def _found(directory: Path, root: Path) -> _Found | None:
-    """The run that a directory is; None where it is none."""
+def _look_at(directory: Path, root: Path) -> _Seen:
     name = directory.relative_to(root).as_posix() if directory != root else root.name
-    if directory.is_symlink() and not _is_inside(directory, root):
-        return _Found(name, directory, (), "a link that leads out of the directory that is served: not followed")
     try:
-        with os.scandir(directory) as entries:
-            parts = [entry for entry in entries if _PARTS.fullmatch(entry.name)]
+        if directory.is_symlink() and not _is_inside(directory, root):
+            trouble = "a link that leads out of the directory that is served: not followed"
+            return _Seen(_Found(name, directory, trouble=trouble))
+        with os.scandir(directory) as found:
+            entries = list(found)
+        parts = [entry for entry in entries if _PARTS.fullmatch(entry.name)]
         if any(part.is_symlink() and not _is_inside(Path(part.path), root) for part in parts):
-            return _Found(name, directory, (), "its files are links that lead out of the directory that is served")
+            trouble = "its files are links that lead out of the directory that is served"
+            return _Seen(_Found(name, directory, trouble=trouble))
         stats = sorted((part.name, part.stat()) for part in parts if part.is_file())
     except OSError as error:
-        return _Found(name, directory, (), error.strerror or type(error).__name__)
+        why = error.strerror or type(error).__name__
+        if error.errno in _GONE:
+            return _Seen(_Found(name, directory, trouble=f"it is gone ({why})"))
+        return _Seen(_Found(name, directory, blocked=f"cannot be read just now ({why})"))
     signature = tuple((part, stat.st_size, stat.st_mtime_ns) for part, stat in stats)
-    return _Found(name, directory, signature) if signature else None
+    if signature:
+        return _Seen(_Found(name, directory, signature))
+    return _Seen(directories=tuple(Path(one.path) for one in entries if _is_directory(one)))
+
+
+def _is_directory(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir() and not entry.name.startswith(".")
+    except OSError:  # a link to itself: it must not hide the others
+        return False
 
 
 def _is_inside(path: Path, root: Path) -> bool:

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from holter.diagnosis.convergence import Forecast, Outlook
+from holter.diagnosis.events import Event
 from holter.diagnosis.finding import Finding
 from holter.diagnosis.health import Check
 from holter.report.examining import Examined
@@ -56,4 +57,5 @@ def _examined(words: Mapping[str, Any]) -> Examined:
         outlook=outlook,
         signs=tuple(Sign(**{**one, "layers": tuple(one["layers"])}) for one in words["signs"]),
         sampled=words["sampled"],
+        onsets=tuple(Event(**one) for one in words["onsets"]),
     )

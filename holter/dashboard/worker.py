@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
+from holter.dashboard.process import READY
 from holter.dashboard.wire import Answer, to_line
 from holter.report.examining import Examined
 from holter.report.reading import Follower
@@ -68,6 +69,7 @@ def main() -> None:
     answers = sys.stdout
     sys.stdout = sys.stderr  # what anything else prints is no answer
     practice = Practice()
+    print(READY.decode(), end="", file=answers, flush=True)
     while True:
         print(_reply(practice, asked.get()), file=answers, flush=True)
 

@@ -94,6 +94,7 @@ class Chart:
         self.depth: dict[str, int] = {}  # names of modules and parameters in the order in which they run
         self.roles_since: dict[str, int] = {}
         self.answers: dict[object, tuple[object, set[str]]] = {}  # of `until_news`, and what each was taken from
+        self.kept: dict[object, object] = {}  # what rules remember of series that have become too long
         # By the names of scalars and roles: what has come since the rules were asked, and what a rule has looked at.
         self.news: set[str] = set()
         self._unheard: set[str] = set()  # by the answers that are kept
@@ -107,7 +108,9 @@ class Chart:
         self._layers = {str(layer.get("name")): layer for layer in known if isinstance(layer, dict)}
         # Names as they were at the start, from the input to the output where that is known.
         self.parameters = tuple(self._layers)
-        self._matrices = frozenset(name for name in self._layers if len(self.shape(name)) > 1)
+        shapes = {name: layer.get("shape") for name, layer in self._layers.items()}
+        self._shapes = {name: tuple(shape) for name, shape in shapes.items() if isinstance(shape, list)}
+        self._matrices = frozenset(name for name, shape in self._shapes.items() if len(shape) > 1)
 
     def add(self, moment: Moment) -> None:
         new = {STEP, *moment.scalars, *moment.rows}
@@ -219,8 +222,7 @@ class Chart:
         return role in self.roles_since
 
     def shape(self, parameter: str) -> tuple[int, ...]:
-        shape = self._layers.get(parameter, {}).get("shape")
-        return tuple(shape) if isinstance(shape, list) else ()
+        return self._shapes.get(parameter, ())
 
     def part(self, parameter: str) -> str:
         """attention, ffn, embedding, norm, output, conv, recurrent or other."""

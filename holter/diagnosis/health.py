@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 
+from holter.diagnosis.anatomy import kind_of
 from holter.diagnosis.limits import crossed
 from holter.diagnosis.thresholds import Thresholds
 from holter.history import History
@@ -18,7 +19,12 @@ from holter.words import number, share, times
 State = Literal["passed", "failed", "not observed"]
 # Update ratios that are right for the phase: up to this step, from, to.
 _PHASES = ((1_000, 1e-3, 1e-2), (10_000, 1e-4, 1e-3), (np.inf, 1e-5, 1e-4))
+_NEAR = 10.0  # times beyond those
+_FALLEN = 0.01  # of the first losses: what is less is noise
 _RECENT = 50  # values that stand for "now"
+_SHAPED = 64  # values that can have a shape: a bias of one cannot
+_TIMED = 40  # steps that tell how steady they are
+_STEADY = 1 / 1.05  # of the throughput, that is left
 
 
 @dataclass(frozen=True)
@@ -37,7 +43,17 @@ def check_health(
     """E31, in the order of its lines. `layers` are those of run.json, whose shapes tell which can be compared."""
     limits = thresholds or Thresholds()
     matrices = {str(layer.get("name")) for layer in layers if len(layer.get("shape") or ()) > 1}
-    return (*(line(history, limits) for line in _LINES), _layers_are_alike(history, limits, matrices))
+    return (
+        _loss_falls(history, limits),
+        _norm_is_right(history),
+        _updates_fit_the_phase(history, matrices),
+        _bells(history),
+        _throughput_is_steady(history),
+        _memory_is_steady(history, limits),
+        _no_update_alert(history, limits, matrices),
+        _within_limits(history, limits),
+        _layers_are_alike(history, limits, matrices),
+    )
 
 
 def _check(name: str, is_right: bool | np.bool_, value: float, text: str) -> Check:
@@ -59,7 +75,7 @@ def _loss_falls(history: History, limits: Thresholds) -> Check:
     tenth = max(3, len(values) // 10)
     first, last = float(np.median(values[:tenth])), float(np.median(values[-tenth:]))
     jumps = _over_usual(values)
-    fell = last < first
+    fell = first - last > _FALLEN * abs(first)
     text = f"{number(first)} → {number(last)}, largest spike {times(jumps)}"
     return _check(name, fell and jumps < limits.loss_spike, last / first if first else np.nan, text)
 
@@ -74,7 +90,7 @@ def _over_usual(values: Floats) -> float:
     return float(ratios.max(initial=1.0))
 
 
-def _norm_is_right(history: History, limits: Thresholds) -> Check:
+def _norm_is_right(history: History) -> Check:
     name = "the gradient norm is between 0.1 and 10"
     recent = history.scalar("gradient_norm")[1][-_RECENT:]
     values = recent[np.isfinite(recent)]
@@ -86,25 +102,46 @@ def _norm_is_right(history: History, limits: Thresholds) -> Check:
     return _check(name, 0.1 <= usual <= 10, usual, f"{number(usual)} of late")
 
 
-def _updates_fit_the_phase(history: History, limits: Thresholds) -> Check:
+def _updates_fit_the_phase(history: History, matrices: set[str]) -> Check:
+    """Over the later half of the looks in this phase: at the end of a schedule updates are as small as its rate. The
+    bands are rules of thumb that healthy trainings leave by a little, for their optimizer's or their batches' sake."""
     name = "update ratios are right for the phase"
     if "update" not in history.roles:
         return _unseen(name, "no updates were measured")
-    steps, _, values = history.series("update", "ratio")
-    known = values[-1][np.isfinite(values[-1]) & (values[-1] > 0)]
+    steps, layers, values = history.series("update", "ratio")
+    began, (_, low, high) = _phase_of(int(steps[-1]))
+    ratios = values[steps >= began][:, _comparable(layers, matrices)]
+    ratios = ratios[len(ratios) // 2 :]
+    known = ratios[np.isfinite(ratios) & (ratios > 0)]
     if not len(known):  # at the first step of a warm-up the rate is 0
         return _unseen(name, "no update was measured of late")
-    low, high = next((low, high) for until, low, high in _PHASES if steps[-1] < until)
     usual = float(np.median(known))
-    text = f"{number(usual)} at step {steps[-1]:,}, where {number(low)} to {number(high)} is usual"
-    return _check(name, low <= usual <= high, usual, text)
+    band = f"{number(low)} to {number(high)}"
+    if low <= usual <= high:
+        return _check(name, True, usual, f"{number(usual)} of late, where {band} is usual")
+    is_near = low / _NEAR <= usual <= high * _NEAR
+    words = "near" if is_near else "far from"
+    return _check(name, is_near, usual, f"{number(usual)} of late, {words} the usual {band}")
 
 
-def _no_update_alert(history: History, limits: Thresholds) -> Check:
+def _phase_of(step: int) -> tuple[int, tuple[float, float, float]]:
+    """The step at which the phase of this one began, and the phase."""
+    starts = (0, *(int(until) for until, _, _ in _PHASES[:-1]))
+    return next((start, phase) for start, phase in zip(starts, _PHASES, strict=True) if step < phase[0])
+
+
+def _comparable(layers: Sequence[str], matrices: set[str]) -> list[int]:
+    """The places of matrices, where they are known: a bias begins at zero, and any update of it is huge beside that."""
+    return [place for place, layer in enumerate(layers) if layer in matrices] or list(range(len(layers)))
+
+
+def _no_update_alert(history: History, limits: Thresholds, matrices: set[str]) -> Check:
     name = "no layer's update is out of all bounds"
     if "update" not in history.roles:
         return _unseen(name, "no updates were measured")
     _, layers, values = history.series("update", "ratio")
+    places = _comparable(layers, matrices)
+    values, layers = values[:, places], tuple(layers[place] for place in places)
     known = np.flatnonzero(np.isfinite(values).any(axis=1))
     if not len(known):
         return _unseen(name, "no update was measured that is a number")
@@ -116,43 +153,68 @@ def _no_update_alert(history: History, limits: Thresholds) -> Check:
     return _check(name, not named, len(named), text)
 
 
-def _bells(history: History, limits: Thresholds) -> Check:
+def _bells(history: History) -> Check:
     name = "gradients are bell-shaped"
     layers = history.layers("gradient") if "gradient" in history.roles else ()
-    taken = [history.histogram("gradient", layer)[1] for layer in layers]
-    found = [shape_of(histograms[-1]).without_zeros for histograms in taken if histograms]
+    taken = {layer: known[-1] for layer in layers if (known := history.histogram("gradient", layer)[1])}
+    found = {layer: shape_of(last).without_zeros for layer, last in taken.items() if last.count >= _SHAPED}
     if not found:
-        return _unseen(name, "no histograms of gradients were recorded")
-    odd = [kind for kind in found if kind in ("empty", "collapsed", "several-peaks", "shifted")]
-    text = f"{len(odd)} of {len(found)} layers are not" + (f", such as {odd[0]}" if odd else "")
+        return _unseen(name, f"no histograms of gradients of {_SHAPED} values or more were recorded")
+    odd = {layer: kind for layer, kind in found.items() if kind in ("empty", "collapsed", "several-peaks", "shifted")}
+    such = next((f", such as {layer}: {kind}" for layer, kind in odd.items()), "")
+    text = f"{len(odd)} of {len(found)} layers are not{such}"
     return _check(name, len(odd) <= 0.1 * len(found), len(odd), text)
 
 
 def _layers_are_alike(history: History, limits: Thresholds, matrices: set[str]) -> Check:
-    name = "layers are within 100 times of each other"
+    name = "layers of a kind are within 100 times"
     if "gradient" not in history.roles:
         return _unseen(name, "no gradients were measured")
     _, layers, values = history.series("gradient", "norm")
-    weights = [place for place, layer in enumerate(layers) if layer in matrices] or list(range(len(layers)))
-    window = values[-_RECENT:][:, weights]
-    window = window[:, ~np.isnan(window).all(axis=0)]  # some had no gradient of late
-    recent = np.nanmedian(window, axis=0)
-    recent = recent[recent > 0]
-    if len(recent) < 2:
+    window = values[-_RECENT:]
+    measured = ~np.isnan(window).all(axis=0)  # some had no gradient of late
+    recent = np.full(len(layers), np.nan)
+    recent[measured] = np.nanmedian(window[:, measured], axis=0)
+    groups = _kin(layers, [place for place in _comparable(layers, matrices) if recent[place] > 0])
+    if not groups:
         return _unseen(name, "fewer than two layers have a gradient")
-    apart = float(recent.max() / recent.min())
-    return _check(name, apart < limits.layer_spread, apart, f"{times(apart)} apart")
+    spreads = [(float(recent[group].max() / recent[group].min()), group) for group in groups]
+    apart, group = max(spreads, key=lambda one: one[0])
+    smallest = layers[group[int(recent[group].argmin())]]
+    return _check(name, apart < limits.layer_spread, apart, f"{times(apart)} apart, the smallest is {smallest}")
 
 
-def _throughput_is_steady(history: History, limits: Thresholds) -> Check:
+def _kin(layers: Sequence[str], places: Sequence[int]) -> list[list[int]]:
+    """Layers whose names differ by numbers alone, as those of a stack do; where there are none, all together.
+
+    An embedding, or a head, has gradients of a size of its own.
+    """
+    by_name: dict[str, list[int]] = {}
+    for place in places:
+        by_name.setdefault(kind_of(layers[place]), []).append(place)
+    found = [group for group in by_name.values() if len(group) > 1]
+    return found or ([list(places)] if len(places) > 1 else [])
+
+
+def _throughput_is_steady(history: History) -> Check:
+    """Failed where it has fallen by more than it swung by before, and stays there: other work on a machine comes and
+    goes. By samples where their number is known: larger batches take longer."""
     name = "throughput is steady within 5 %"
-    seconds = history.scalar("step_time")[1]
-    if len(seconds) < 40:
-        return _unseen(name, "fewer than 40 steps were timed")
-    half = len(seconds) // 2
-    change = float(np.median(seconds[half:]) / np.median(seconds[2:half]))
+    speeds = history.scalar("samples_per_second")[1]
+    speeds = speeds[np.isfinite(speeds) & (speeds > 0)]
+    if len(speeds) < _TIMED:
+        seconds = history.scalar("step_time")[1]
+        speeds = 1 / seconds[np.isfinite(seconds) & (seconds > 0)]
+    if len(speeds) < _TIMED:
+        return _unseen(name, f"fewer than {_TIMED} steps were timed")
+    pieces = [float(np.median(piece)) for piece in np.array_split(speeds[2:], 10)]
+    left = float(np.median(speeds[len(speeds) // 2 :]) / np.median(speeds[2 : len(speeds) // 2]))
+    has_fallen = max(pieces[-2:]) < _STEADY * min(pieces[:5])
+    text = f"the second half went at {times(left)} the speed of the first"
+    if left < _STEADY and not has_fallen:
+        text += ", no slower than it was at times"
     # Steps that have become quicker are nobody's trouble.
-    return _check(name, change <= 1.05, change, f"a step takes {times(change)} what it took in the first half")
+    return _check(name, left >= _STEADY or not has_fallen, left, text)
 
 
 def _memory_is_steady(history: History, limits: Thresholds) -> Check:
@@ -178,15 +240,3 @@ def _within_limits(history: History, limits: Thresholds) -> Check:
     bad = {limit: text for limit, text in found.items() if limit not in ("plateau", "norm_fall")}
     text = "; ".join(f"{limit}: {told}" for limit, told in bad.items()) or "all are kept"
     return _check(name, not bad, len(bad), text)
-
-
-_LINES: tuple[Callable[[History, Thresholds], Check], ...] = (
-    _loss_falls,
-    _norm_is_right,
-    _updates_fit_the_phase,
-    _bells,
-    _throughput_is_steady,
-    _memory_is_steady,
-    _no_update_alert,
-    _within_limits,
-)

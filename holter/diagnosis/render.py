@@ -12,14 +12,39 @@ from rich.text import Text
 from holter.diagnosis.convergence import Outlook
 from holter.diagnosis.finding import Finding
 from holter.diagnosis.health import Check
-from holter.words import number, printable
+from holter.words import number, printable, size
 
 _MARKS = {"passed": ("✓", "green"), "failed": ("✗", "red"), "not observed": ("–", "dim")}
+_ENDS = {"failed": "bold red", "crashed": "bold red", "running": "cyan"}
 _STYLES = {"critical": "bold red", "warning": "yellow", "info": "dim"}
 
 
-def render_findings(findings: Sequence[Finding], steps: int) -> RenderableType:
+def render_ending(state: str, error: str, steps: int) -> RenderableType:
+    """How the training ended, where that is not as it should; of one that goes on, that it does."""
+    after = f"after {steps:,} step{'s' * (steps != 1)}"
+    words = {
+        "failed": f"The training failed {after}{f', with {error}' if error else ''}.",
+        "crashed": f"The training gave no sign of life any more {after}: it was killed, or its machine went down.",
+        "stopped": f"The training was stopped {after}{f', by {error}' if error else ''}.",
+        "interrupted": f"The training was interrupted {after}.",
+        "running": f"The training goes on, {steps:,} step{'s' * (steps != 1)} so far.",
+        "empty": "Nothing was recorded.",
+    }
+    return Text(f"{printable(words[state])}\n", _ENDS.get(state, "yellow")) if state in words else Text("", end="")
+
+
+def render_damage(unreadable: int) -> RenderableType:
+    """What the findings cannot be about."""
+    told = f"{size(unreadable)} of its journal, from a torn or damaged place on, cannot be read.\n"
+    return Text(told if unreadable else "", "yellow", end="")
+
+
+def render_findings(findings: Sequence[Finding], steps: int, state: str = "finished") -> RenderableType:
     """One paragraph each, the most severe first."""
+    if not findings and state in ("failed", "crashed", "empty"):
+        return Text("Nothing that was recorded says why." if steps else "", "yellow")
+    if not findings and not steps:
+        return Text("There is no step to examine.", "yellow")
     if not findings:
         return Text(f"Nothing is wrong in these {steps:,} steps, as far as it was recorded.", "green")
     order = list(_STYLES)
@@ -30,6 +55,9 @@ def render_findings(findings: Sequence[Finding], steps: int) -> RenderableType:
 def render_health(checks: Sequence[Check]) -> RenderableType:
     """The checklist, a line each."""
     grid = Table.grid(padding=(0, 2))
+    grid.add_column()
+    grid.add_column(no_wrap=True)
+    grid.add_column()
     for check in checks:
         mark, style = _MARKS[check.state]
         grid.add_row(Text(mark, style), Text(check.name), Text(printable(check.text), "dim"))

@@ -1,7 +1,8 @@
 """Series of any length in bounded memory: stretches of steps that grow as a run does, with the extremes of each.
 
 A series has at most twice as many buckets as were asked for. When steps go beyond the last one, neighbours are merged
-and every bucket covers twice as many steps. So a value that was seen in a single step of a million still shows.
+and every bucket covers twice as many steps. So a value that was seen in a single step of a million still shows. Memory
+is taken as steps come: a short run of many layers is small.
 """
 
 from __future__ import annotations
@@ -16,6 +17,15 @@ Singles = npt.NDArray[np.float32]
 Integers = npt.NDArray[np.int64]
 
 BUCKETS = 800  # what a wide screen shows
+_FEWEST = 128
+
+
+def buckets_for(layers: int, cells: int, most: int = BUCKETS) -> int:
+    """As many as a strip chart of so many layers may have, where it is to have so many cells."""
+    return min(most, max(_FEWEST, cells // max(1, layers)))
+
+
+_FIRST_ROWS = 8
 
 
 class Buckets:
@@ -31,8 +41,8 @@ class Buckets:
     def __init__(self, buckets: int = BUCKETS, layers: int = 1) -> None:
         self.span = 1  # steps in a bucket
         self._room = 2 * buckets
-        self._arrays = np.full((3, self._room, layers), np.nan, dtype=np.float32)  # low, high, last
-        self._used = np.zeros(self._room, dtype=bool)
+        self._arrays = np.full((3, 0, layers), np.nan, dtype=np.float32)  # low, high, last
+        self._used: npt.NDArray[np.bool_] = np.zeros(0, dtype=bool)
 
     @property
     def steps(self) -> Integers:
@@ -63,6 +73,8 @@ class Buckets:
         while step >= self._room * self.span:
             self._fold()
         row = step // self.span
+        if row >= len(self._used):
+            self._lengthen(min(self._room, max(row + 1, 2 * len(self._used), _FIRST_ROWS)))
         self._used[row] = True
         with np.errstate(over="ignore"):  # beyond float32 it is infinite, and shown as such
             single = values.astype(np.float32)
@@ -83,16 +95,20 @@ class Buckets:
         self._used[first:] = False
         self._arrays[:, first:] = np.nan
 
+    def _lengthen(self, rows: int) -> None:
+        more = rows - len(self._used)
+        self._arrays = np.pad(self._arrays, ((0, 0), (0, more), (0, 0)), constant_values=np.nan)
+        self._used = np.pad(self._used, (0, more))
+
     def _fold(self) -> None:
-        pairs = self._arrays.reshape(3, self._room // 2, 2, -1)
-        merged = np.full_like(self._arrays, np.nan)
-        half = self._room // 2
-        merged[0, :half] = np.fmin(pairs[0, :, 0], pairs[0, :, 1])
-        merged[1, :half] = np.fmax(pairs[1, :, 0], pairs[1, :, 1])
-        merged[2, :half] = np.where(np.isnan(pairs[2, :, 1]), pairs[2, :, 0], pairs[2, :, 1])
-        used = np.zeros_like(self._used)
-        used[:half] = self._used.reshape(half, 2).any(axis=1)
-        self._arrays, self._used, self.span = merged, used, 2 * self.span
+        self._lengthen(len(self._used) + len(self._used) % 2)
+        pairs = self._arrays.reshape(3, len(self._used) // 2, 2, self._arrays.shape[2])
+        low = np.fmin(pairs[0, :, 0], pairs[0, :, 1])
+        high = np.fmax(pairs[1, :, 0], pairs[1, :, 1])
+        last = np.where(np.isnan(pairs[2, :, 1]), pairs[2, :, 0], pairs[2, :, 1])
+        self._arrays = np.stack((low, high, last))
+        self._used = self._used[::2] | self._used[1::2]
+        self.span *= 2
 
 
 def telling(buckets: Buckets) -> Singles:

@@ -95,6 +95,7 @@ class Digest:
         self.count = 0  # steps
         self.last_step = -1
         self.segments: set[int] = set()
+        self.resumed: list[int] = []  # the first step of each segment but the first, as far as it still counts
 
     def take(self, record: Record) -> None:
         if not record.late:
@@ -102,6 +103,8 @@ class Digest:
                 self._rewind(record.step)
             self.count += 1
             self.last_step = record.step
+            if self.segments and record.segment not in self.segments:
+                self.resumed.append(record.step)
             self.segments.add(record.segment)
         self.notes.update(record.notes)
         for name, value in record.scalars.items():
@@ -146,6 +149,7 @@ class Digest:
     def _rewind(self, step: int) -> None:
         """Back to where a checkpoint was taken. Which of the steps before count is not known any more exactly."""
         self.count = max(0, self.count - (self.last_step - step + 1))
+        self.resumed = [one for one in self.resumed if one < step]
         for scalar in self.scalars.values():
             scalar.rewind(step)
         for strip in self.strips.values():

@@ -10,36 +10,29 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from holter.report.buckets import BUCKETS
+from holter.report.buckets import buckets_for
+from holter.report.drawing import compact
 from holter.report.reading import Follower
 from holter.report.view import run_view
 from holter.run import Run
 
 PAGE = Path(__file__).parent / "page"
 STYLE = PAGE / "style.css"
-SCRIPTS = ("dom.js", "charts.js", "strip.js", "layer.js", "sections.js", "run.js")
+SCRIPTS = ("dom.js", "charts.js", "marks.js", "strip.js", "layer.js", "sections.js", "flow.js", "run.js")
 _CELLS = 26_000  # of a strip chart, up to twice as many: more would make the file of a large model too heavy
-_LEAST_BUCKETS = 128
 _EMPTY_STYLE = "'sha256-47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU='"  # plotly's own style element begins empty
-
-
-def write_report(run: Path, target: Path) -> Path:
-    """The page of a run directory. OSError where it cannot be written, ValueError where the run cannot be read."""
-    target.write_text(report(view_of(run)), "utf-8")
-    return target
 
 
 def view_of(run: Path) -> dict[str, Any]:
     """All of a run, read and examined, as its page draws it."""
-    layers = len(Run(run).layers)
-    buckets = min(BUCKETS, max(_LEAST_BUCKETS, _CELLS // max(1, layers)))
-    follower = Follower(run, buckets=buckets, examine=True)
+    follower = Follower(run, buckets=buckets_for(len(Run(run).layers), _CELLS), examine=True)
     follower.read_on()
     return run_view(follower, follower.examined())
 
 
 def report(view: Mapping[str, Any]) -> str:
-    return document(view["run"]["name"], view, [STYLE], [PAGE / name for name in SCRIPTS])
+    maps = [{**one, "values": compact(one["values"])} for one in view.get("maps", ())]
+    return document(view["run"]["name"], {**view, "maps": maps}, [STYLE], [PAGE / name for name in SCRIPTS])
 
 
 def document(title: str, view: Mapping[str, Any], styles: Sequence[Path], scripts: Sequence[Path]) -> str:

@@ -38,7 +38,10 @@ TITLES = {
 }
 _SHARES = frozenset(("zero_share", "unchanged", "cosine", "dead", "saturated", "below_eps", "entropy"))
 _LEAST_COLUMNS, _FAR_APART = 4, 3  # times as far as columns usually are: nothing was measured in between
+_CODES, _SPECIAL = 1 << 16, 4  # of two bytes; those that are no number on the ladder
+_DIGITS = 1e-3  # between two logarithms, so that a value is off by half a thousandth at most
 _BINS = 48  # of histograms over time
+_MOST_HISTOGRAMS, _LEAST_SNAPSHOTS = 6400, 16  # of a role; of a layer
 _FLOWS = {"gradient": ("norm", "gradient norm by depth"), "activation": ("rms", "size of activations by depth")}
 
 
@@ -48,6 +51,29 @@ def matrix(values: npt.NDArray[Any]) -> Json:
     packed = np.ascontiguousarray(values, dtype=f"<{kind}").tobytes()
     rows, columns = values.shape
     return {"dtype": kind, "bdata": base64.b64encode(packed).decode(), "shape": f"{rows}, {columns}"}
+
+
+def compact(sent: Json) -> Json:
+    """The same matrix in half as many bytes, good to three digits: two bytes a value, its logarithm.
+
+    Codes are 0 for NaN, 1 for zero, 2 and 3 for what is infinite, and from 4 on the steps of a ladder from the lowest
+    size up, each `step` times the one before; where there are negative values every second one is theirs. A matrix
+    whose values lie too far apart for that stays as it is.
+    """
+    values = np.frombuffer(base64.b64decode(sent["bdata"]), "<f4").astype(np.float64)
+    usual = np.isfinite(values) & (values != 0)
+    sizes = np.log(np.abs(values[usual]))
+    signs = 2 if (values[usual] < 0).any() else 1
+    low = float(sizes.min()) if len(sizes) else 0.0
+    rungs = (_CODES - _SPECIAL) // signs - 1
+    step = (float(sizes.max()) - low) / rungs if len(sizes) else 0.0
+    if step > _DIGITS:
+        return sent
+    codes = np.select([np.isnan(values), values == 0, values == np.inf], [0, 1, 2], 3).astype("<u2")
+    places = np.round((sizes - low) / (step or 1.0)).astype(np.int64)
+    codes[usual] = _SPECIAL + signs * places + (values[usual] < 0)
+    packed = base64.b64encode(codes.tobytes()).decode()
+    return {"dtype": "log", "bdata": packed, "shape": sent["shape"], "low": low, "step": step, "signs": signs}
 
 
 def numbers(values: npt.NDArray[Any]) -> list[float | None]:
@@ -109,12 +135,17 @@ def strip_title(strip: Strip) -> Json:
 
 
 def histograms(snapshots: Snapshots, only: Sequence[str] | None = None) -> Json:
-    """Shares of the values in bins that all layers and steps have in common, the widest bins far from zero."""
+    """Shares of the values in bins that all layers and steps have in common, the widest bins far from zero.
+
+    Of many layers at fewer steps, evenly spread: they are most of what a page of a large model weighs.
+    """
     if not snapshots.taken:
         return {}
     edges = _edges(snapshots)
+    drawn_of = len(only) if only is not None else max(len(layers) for _, layers, _ in snapshots.taken)
+    every = -(-len(snapshots.taken) // max(_LEAST_SNAPSHOTS, _MOST_HISTOGRAMS // max(1, drawn_of)))
     found: dict[str, tuple[list[int], list[npt.NDArray[np.uint8]]]] = {}
-    for step, layers, taken in snapshots.taken:
+    for step, layers, taken in snapshots.taken[::every]:
         for place, layer in enumerate(layers):
             if only is not None and layer not in only:
                 continue

@@ -12,10 +12,12 @@ from typing import Any
 
 from holter.diagnosis.convergence import Outlook, outlook
 from holter.diagnosis.doctor import Doctor
+from holter.diagnosis.events import Event
 from holter.diagnosis.finding import Finding, from_problem
 from holter.diagnosis.health import Check, check_health
 from holter.history import History
 from holter.record import Problem, Record, size_of
+from holter.report.onsets import Onsets
 from holter.signs import Sign, signs_of
 
 _MOST_BYTES = 64 << 20  # of the records that are kept of each kind
@@ -23,13 +25,15 @@ _MOST_BYTES = 64 << 20  # of the records that are kept of each kind
 
 @dataclass(frozen=True)
 class Examined:
-    """`sampled` is the share of the steps that health, outlook and signs were judged by."""
+    """`sampled` is the share of the steps that health, outlook and signs were judged by; `onsets` are what left its
+    usual range about those of the findings."""
 
     findings: tuple[Finding, ...] = ()
     health: tuple[Check, ...] = ()
     outlook: Outlook | None = None
     signs: tuple[Sign, ...] = ()
     sampled: float = 1.0
+    onsets: tuple[Event, ...] = ()
 
 
 class Examiner:
@@ -41,7 +45,7 @@ class Examiner:
         self._earlier: tuple[Finding, ...] = ()  # of the doctor before, where steps were repeated
         self._last_step = -1
         self._steps = 0
-        self._sample = _Sample()
+        self._sample, self._onsets = _Sample(), Onsets()
         self._is_finished = False
 
     def take(self, record: Record) -> None:
@@ -49,21 +53,26 @@ class Examiner:
             if record.step <= self._last_step:
                 self._go_back(record.step)
             self._last_step, self._steps = record.step, self._steps + 1
+        self._onsets.see(record)
         self._doctor.take(record)
+        self._onsets.take(self._doctor)
         self._sample.put(record)
 
     def examined(self, layers: Sequence[Mapping[str, Any]], problems: Sequence[Problem], *, is_over: bool) -> Examined:
         if is_over and not self._is_finished:
             self._doctor.finish()
             self._is_finished = True
+            self._onsets.take(self._doctor)
+        findings = (*self._earlier, *self._doctor.findings, *map(from_problem, problems))
         history = History(record for records in self._sample.records.values() for record in records)
         planned = self._info.get("total_steps")
         return Examined(
-            findings=(*self._earlier, *self._doctor.findings, *map(from_problem, problems)),
+            findings=findings,
             health=check_health(history, layers),
             outlook=outlook(*history.scalar("loss"), planned if isinstance(planned, int) else None),
             signs=signs_of(history, tuple(layers)),
             sampled=min(1.0, len(history) / max(self._steps, 1)),
+            onsets=self._onsets.about(findings),
         )
 
     def _go_back(self, step: int) -> None:
@@ -72,6 +81,7 @@ class Examiner:
         self._doctor, self._is_finished = Doctor(self._info), False
         self._doctor.chart.resumed.append(step)
         self._sample.rewind(step)
+        self._onsets.rewind(step)
 
 
 class _Sample:

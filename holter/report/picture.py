@@ -170,9 +170,9 @@ def rows_of(mark: Mark, layers: Sequence[str]) -> list[int]:
     return [row for row, name in enumerate(layers) if name == mark.layer or name.startswith(f"{mark.layer}.")]
 
 
-def rows_to_name(special: Bools) -> list[int]:
+def rows_to_name(special: Bools, most: int = MOST_NAMES) -> list[int]:
     """Rows whose names can stand without overlap: those that stand out first, then evenly spread ones."""
-    apart = max(1.0, len(special) / MOST_NAMES)
+    apart = max(1.0, len(special) / most)
     chosen: list[int] = []
     for row in [*np.flatnonzero(special), *range(len(special))]:
         if all(abs(row - other) >= apart for other in chosen):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,6 +15,7 @@ from holter.report.picture import RANGE, readable
 
 Floats = npt.NDArray[np.float64]
 
+_NORM = re.compile(r"norm|(^|[._])(ln|bn)", re.IGNORECASE)
 _FAR = 1e15  # steps; beyond, two of them are the same number
 
 
@@ -76,6 +78,13 @@ def read_map(found: Mapping[str, Any]) -> Map | None:
     if values is None or np.isnan(values).all():
         return None
     return Map(title_of(found), layers, steps, values, bool(found.get("log")))
+
+
+def comparable(layers: Sequence[str]) -> list[int]:
+    """The places of weights without norms and biases, whose gradients have sizes of their own: as the page tells them.
+    Of all layers, where there are no two such."""
+    found = [place for place, name in enumerate(layers) if name.endswith(".weight") and not _NORM.search(name)]
+    return found if len(found) > 1 else list(range(len(layers)))
 
 
 def title_of(found: Mapping[str, Any]) -> str:

@@ -31,7 +31,7 @@ from holter.report.picture import (
     readable,
     step_axis,
 )
-from holter.report.picture_data import Series, entries, floats, read_map, read_series, strings, title_of
+from holter.report.picture_data import Series, comparable, entries, floats, read_map, read_series, strings, title_of
 from holter.report.strip_picture import draw_strip
 from holter.words import duration
 
@@ -212,11 +212,14 @@ def _span(figure: Figure, panels: Sequence[Axes], curves: Curves, page: Page) ->
 
 def _flow(found: Mapping[str, Any], page: Page) -> Figure | None:
     layers = strings(found.get("layers"))
-    curves = [(one, floats(one.get("values"))) for one in entries(found, "curves")]
-    kept = [(_name_of(one), values) for one, values in curves if values is not None and len(values) == len(layers)]
+    read = [(one, floats(one.get("values"))) for one in entries(found, "curves")]
+    kept = [(_name_of(one), values) for one, values in read if values is not None and len(values) == len(layers)]
     if not any(np.isfinite(values).any() for _, values in kept):
         return None
-    return draw_flow(title_of(found), layers, kept[: len(_MARKERS)], page)
+    places = comparable(layers)
+    curves = [(label, values[places]) for label, values in kept[: len(_MARKERS)]]
+    title = title_of(found) + (", of weights without norms and biases" if len(places) < len(layers) else "")
+    return draw_flow(title, [layers[place] for place in places], curves, page)
 
 
 def _name_of(curve: Mapping[str, Any]) -> str:

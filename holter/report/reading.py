@@ -35,6 +35,7 @@ class Follower:
         self.digest = getattr(self, "digest", self._whole)
         self.examiner: Examiner | None = None
         self.problems: list[Problem] = []
+        self.more_problems = 0  # beyond those that are kept
 
     @property
     def run(self) -> Run:
@@ -54,7 +55,7 @@ class Follower:
 
     @property
     def unreadable_bytes(self) -> int:
-        return self._tail.bytes_unread if self.is_complete else 0
+        return self._tail.bytes_torn if self.is_complete else 0
 
     @property
     def read_share(self) -> float:
@@ -117,7 +118,7 @@ class Follower:
         return self.examiner.examined(self.run.layers, self.problems, is_over=self.run_state != "running")
 
     def _known(self) -> tuple[object, ...]:
-        return self._whole, self._whole.count, len(self.problems), self.ending
+        return self._whole, self._whole.count, len(self.problems) + self.more_problems, self.ending
 
     def _take(self, entry: Entry) -> None:
         if isinstance(entry, Record):
@@ -125,5 +126,8 @@ class Follower:
             if self._examine:
                 self.examiner = self.examiner or Examiner(self.run.info)  # run.json may come after the directory
                 self.examiner.take(entry)
-        elif isinstance(entry, Problem) and len(self.problems) < _MOST_PROBLEMS:
-            self.problems.append(entry)
+        elif isinstance(entry, Problem):
+            if len(self.problems) < _MOST_PROBLEMS:
+                self.problems.append(entry)
+            else:
+                self.more_problems += 1

@@ -65,6 +65,7 @@ def strip_svg(strip: Strip, findings: Sequence[Finding] = (), title: str = "") -
         f'<image x="{_LEFT}" y="{top}" width="{_WIDTH}" height="{height:.1f}" preserveAspectRatio="none" '
         f'style="image-rendering:pixelated" href="{_png(_shades(cells, low, high))}"/>',
         *_names(strip.layers, groups, top, row),
+        *_hovers(strip, groups, top, row),
         *_axis(*strip.span, top + height),
         *_legend(cells, low, high, top + height),
         *(part for i, one in enumerate(marked) for part in _mark(one, strip, groups, _HEAD + i * _LINE, top, row)),
@@ -156,6 +157,27 @@ def _names(layers: Sequence[str], groups: Sequence[npt.NDArray[np.int64]], top: 
     for place in range(0, len(groups), every):
         name = shorten(printable(layers[int(groups[place][0])]), _NAME_CHARACTERS)
         yield _text(_LEFT - 6, top + row * (place + 0.5) + 4, name, "end")
+
+
+def _hovers(strip: Strip, groups: Sequence[npt.NDArray[np.int64]], top: float, row: float) -> Iterator[str]:
+    """What a pointer over a row is told: the layer, and from what to what it went."""
+    yield '<g fill="none" pointer-events="all">'
+    for place, group in enumerate(groups):
+        more = f" and {len(group) - 1:,} more" if len(group) > 1 else ""
+        name = shorten(printable(strip.layers[int(group[0])]), 2 * _NAME_CHARACTERS)
+        told = html.escape(f"{name}{more}: {_course(np.fmax.reduce(strip.values[group], axis=0), strip.steps)}")
+        box = f'x="{_LEFT}" y="{top + row * place:.1f}" width="{_WIDTH}" height="{row:.1f}"'
+        yield f"<rect {box}><title>{told}</title></rect>"
+    yield "</g>"
+
+
+def _course(values: Floats, steps: Sequence[int]) -> str:
+    known = np.flatnonzero(~np.isnan(values))
+    if not len(known):
+        return "not measured"
+    ends = dict.fromkeys((int(known[0]), int(known[-1])))
+    told = [number(float(values[end])) if np.isfinite(values[end]) else "not finite" for end in ends]
+    return " → ".join(f"{value} at step {steps[end]:,}" for value, end in zip(told, ends, strict=True))
 
 
 def _axis(first: int, last: int, bottom: float) -> Iterator[str]:

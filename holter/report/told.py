@@ -13,13 +13,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from holter.diagnosis.events import Event
 from holter.diagnosis.finding import Finding
 from holter.diagnosis.titles import heading_of, title_of
 from holter.report.buckets import Buckets
 from holter.report.digest import Digest
 from holter.report.drawing import TITLES, numbers
+from holter.report.onsets import SET, onsets_of, rank
 from holter.report.verdict import ranked
-from holter.words import number
+from holter.words import number, times
 
 Floats = npt.NDArray[np.float64]
 Json = dict[str, Any]
@@ -27,12 +29,12 @@ Json = dict[str, Any]
 _BEFORE, _AFTER = 60, 120  # steps that a chart shows about an onset; in a long run as many buckets as fit
 _CHARTS = 3  # a finding
 _MOVED = 6.0  # robust deviations from its past, from which on a series has left it
-_NAMED = 6  # events of a finding that are told
 _LEAST = 2  # values before the onset, for a past
 # Scalars that say nothing about why, or only of Holter.
 _SILENT = frozenset(("monitor_cost", "dropped", "optimizer_step", "gradient_nonfinite", "batch/repeated"))
 _ALWAYS = ("loss", "gradient_norm")
-_SET = ("learning_rate", "weight_decay", "batch/", "clip_max_norm", "loss_scale")
+# What says how the machine fares, and the last batch of an epoch is a short one: signs of performance alone.
+_MACHINE = ("time/", "machine/", "batch/size", "step_time", "samples_per_second", "tokens_per_second")
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,10 @@ def _told(finding: Finding, digest: Digest) -> Json:
 
 
 def _shown(finding: Finding, digest: Digest) -> list[_Series]:
-    """Of each kind the series that moved farthest, the kinds that moved first; then how the whole training took it."""
+    """Of each kind the series that moved farthest, the kinds that moved first; then how the whole training took it.
+    What failed of Holter's own has nothing to do with it."""
+    if finding.where == "monitor":
+        return []
     farthest = sorted(_departures(finding, digest), key=lambda one: -one[0])
     kinds: dict[str, tuple[int, float, _Series]] = {}
     for distance, step, one in farthest:
@@ -80,12 +85,11 @@ def _shown(finding: Finding, digest: Digest) -> list[_Series]:
     return list({one.title: one for one in [*own[: _CHARTS - 1], *whole, *own[_CHARTS - 1 :]]}.values())[:_CHARTS]
 
 
-def order_of_events(findings: Sequence[Finding], digest: Digest) -> list[Json]:
+def order_of_events(findings: Sequence[Finding], onsets: Sequence[Event]) -> list[Json]:
     """What happened when, oldest first: which series left their past, when it was known, when it was last seen."""
     events: list[tuple[int, int, str]] = []
-    for finding in ranked(findings)[:_CHARTS]:
-        left = sorted(_departures(finding, digest), key=lambda found: (found[1], _rank(found[2]), -found[0]))
-        events += [(step, _rank(one), _event(step, one)) for _, step, one in left[:_NAMED]]
+    for finding in [one for one in ranked(findings) if one.where != "monitor"][:_CHARTS]:
+        events += [(event.since, rank(event), _event(event)) for event in onsets_of(finding, onsets)]
         what = f"{title_of(finding.cause)}{f' in {finding.layer}' if finding.layer else ''}"
         events.append((finding.since, 7, f"{what} begins"))
         events.append((finding.step, 8, f"{what} is known"))
@@ -94,16 +98,12 @@ def order_of_events(findings: Sequence[Finding], digest: Digest) -> list[Json]:
     return [{"step": step, "what": what} for step, _, what in sorted(set(events))]
 
 
-def _rank(one: _Series) -> int:
-    """At one step: what is set, then what comes of it layer by layer, then the loss."""
-    if one.kind.startswith(_SET):
-        return 0
-    return 1 if one.layer is not None else 3 if one.kind.endswith("loss") else 2
-
-
-def _event(step: int, one: _Series) -> str:
-    value = one.values[np.searchsorted(one.steps, step)]
-    return f"{one.title} {'is not finite' if not np.isfinite(value) else 'leaves its usual range'}"
+def _event(event: Event) -> str:
+    name = TITLES.get(event.series, event.series.replace("/", " ").replace("_", " "))
+    title = f"{name} of {event.layer}" if event.layer is not None else name
+    if event.series.startswith(SET):
+        return f"{title} is set to {times(event.factor)} what it was"
+    return f"{title} {'leaves its usual range' if np.isfinite(event.first_factor) else 'is not finite'}"
 
 
 def _departures(finding: Finding, digest: Digest) -> Iterator[tuple[float, int, _Series]]:
@@ -125,7 +125,8 @@ def _departures(finding: Finding, digest: Digest) -> Iterator[tuple[float, int, 
 
 
 def _candidates(finding: Finding, digest: Digest) -> Iterator[_Series]:
-    yield from _scalars(digest)
+    is_slow = finding.where == "performance"
+    yield from (one for one in _scalars(digest) if is_slow or not one.kind.startswith(_MACHINE))
     if finding.layer is None:
         return
     for (role, statistic), strip in digest.strips.items():

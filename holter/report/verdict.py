@@ -29,7 +29,7 @@ def verdict_of(findings: Sequence[Finding], run_state: str, steps: int) -> Verdi
     ended = f" {_BAD_ENDS[run_state]} after {_steps(steps)}." if run_state in _BAD_ENDS else ""
     if ill:
         leading = ranked(ill)[0]
-        others = f" {_more(len(ill) - 1)}" if len(ill) > 1 else ""
+        others = f" {more(len(ill) - 1, 'finding')}." if len(ill) > 1 else ""
         sentence = f"{_what(leading)}. {first_sentence(leading.advice)}{others}{ended}"
         return Verdict("sick", leading.severity, sentence)
     if steps < _FEW_STEPS:
@@ -65,13 +65,18 @@ def first_sentence(text: str, most: int = _ADVICE_CHARACTERS) -> str:
     return head if not head or head.endswith((".", "!", "?", "…")) else f"{head}."
 
 
+def more(count: int, what: str) -> str:
+    """What is there besides what is shown.
+
+    >>> more(2, "finding")
+    '2 more findings'
+    """
+    return f"{count:,} more {what}{'s' * (count != 1)}"
+
+
 def _what(finding: Finding) -> str:
     over = f", last seen at step {finding.until:,}" if finding.until is not None else ""
     return f"{heading_of(finding.cause)}{place_of(finding)} since step {finding.since:,}{over}"
-
-
-def _more(count: int) -> str:
-    return f"{count} more finding{'s' * (count != 1)}."
 
 
 def _steps(count: int) -> str:

@@ -15,12 +15,13 @@ from holter.report.drawing import flows, histograms, map_id, ordered_strips, sca
 from holter.report.examining import Examined
 from holter.report.reading import Follower
 from holter.report.told import order_of_events, told_findings
-from holter.report.verdict import verdict_of
+from holter.report.verdict import more, verdict_of
 from holter.scalar_summary import STAGES
 from holter.summary import as_json
 from holter.words import amount, duration, number, share, size
 
 Json = dict[str, Any]
+_MOST_RESUMES = 100
 _HISTOGRAM_ROLES = ("gradient", "weight", "activation")
 _EXPECTED = {
     "gradient": "Gradients were not measured.",
@@ -41,7 +42,7 @@ def run_view(follower: Follower, examined: Examined, map_ids: Collection[str] | 
         "run": _run(follower),
         "verdict": asdict(verdict),
         "findings": told_findings(examined.findings, digest),
-        "events": order_of_events(examined.findings, digest),
+        "events": order_of_events(examined.findings, examined.onsets),
         "health": as_json(examined.health),
         "outlook": outlook_sentence(examined.outlook),
         "signs": [{"text": sign.text, "since": sign.since, "level": sign.level} for sign in examined.signs],
@@ -57,14 +58,6 @@ def run_view(follower: Follower, examined: Examined, map_ids: Collection[str] | 
         "unobserved": _unobserved(follower, examined),
         "notes": _notes(follower, examined),
     }
-
-
-def layer_view(follower: Follower, layer: str) -> Json:
-    """The series and histograms of one layer."""
-    digest = follower.digest
-    maps = [strip_map(digest, strip) for strip in ordered_strips(digest) if layer in strip.layers]
-    found = {role: histograms(taken, [layer]) for role, taken in digest.snapshots.items() if role in _HISTOGRAM_ROLES}
-    return {"layer": layer, "maps": maps, "histograms": {role: one for role, one in found.items() if one.get("layers")}}
 
 
 def outlook_sentence(found: Outlook | None) -> str:
@@ -95,10 +88,12 @@ def _run(follower: Follower) -> Json:
         "steps": follower.steps,
         "last_step": digest.last_step,
         "segments": len(digest.segments),
+        "resumed": digest.resumed[-_MOST_RESUMES:],
         "dropped": follower.ending.dropped if follower.ending is not None else 0,
         "unreadable_bytes": follower.unreadable_bytes,
         "seconds": follower.seconds,
         "monitor_cost": monitor_cost(digest),
+        "has_no_budget": info.get("budget", 0.0) is None,
     }
 
 
@@ -168,9 +163,13 @@ def _notes(follower: Follower, examined: Examined) -> list[str]:
     if not follower.run.info:
         found.append("run.json is missing or damaged: what was trained is not known.")
     if follower.unreadable_bytes:
-        found.append(f"{size(follower.unreadable_bytes)} at the end of the journal could not be read.")
+        found.append(
+            f"{size(follower.unreadable_bytes)} of the journal, from a torn or damaged place on, could not be read."
+        )
     if follower.is_sample:
         found.append(f"A sample of this long run; {share(follower.read_share)} of it has been read so far.")
+    if follower.more_problems:
+        found.append(f"{more(follower.more_problems, 'problem')} of Holter's own: `holter diagnose` lists them all.")
     if not follower.digest.count:
         found.append("No step has been recorded.")
     return found

@@ -70,7 +70,14 @@
       };
     }, { linked: true });
     return el('figure', { class: 'chart' }, el('figcaption', {}, el('b', {}, 'Gradient norm of each layer over the reference’s'),
-      el('span', {}, `blue: smaller, down to ${number(10 ** -most)}×; orange: larger, up to ${number(10 ** most)}×`)), plot);
+      el('span', {}, `blue: smaller, down to ${number(10 ** -most)}×; orange: larger, up to ${number(10 ** most)}×`),
+      rows.some((row) => row.includes(null)) ? el('span', {}, 'blank: zero, or not measured, in one of the two') : ''), plot);
+  }
+
+  /** What got worse, where the sentence of the verdict does not say it all already. */
+  function regressions({ regressions: found, sentence: told }) {
+    if (found.every((text) => told.includes(text))) return '';
+    return el('p', { class: 'note' }, icon('warning'), el('span', {}, `Worse than before: ${found.map((text) => shorten(text, 300)).join('; ')}.`));
   }
 
   function headline(one, isOnly) {
@@ -79,7 +86,7 @@
       el('section', { class: 'verdict', 'aria-label': `Verdict on ${named(one.name, 60)}` },
         isOnly ? '' : el('p', { class: 'muted' }, `${named(one.name, 80)} against ${named(one.reference, 80)}`),
         mark(one.verdict.state), el('h2', { class: isOnly ? 'sentence' : 'sentence smaller' }, shorten(one.verdict.sentence, 600))),
-      one.verdict.regressions.length ? el('p', { class: 'note' }, icon('warning'), el('span', {}, `Worse than before: ${one.verdict.regressions.map((text) => shorten(text, 300)).join('; ')}.`)) : '',
+      regressions(one.verdict),
       changed ? el('div', { class: 'columns' }, findings('Gone', one.went, 'nothing'), findings('New', one.came, 'nothing'),
         findings('Still there', one.stayed.map((two) => two.now), 'nothing')) : '');
   }
@@ -121,7 +128,8 @@
     const notes = view.runs.flatMap((run) => run.notes.map((note) => `${named(run.name, 60)}: ${note}`));
     const names = view.runs.map((run) => named(run.name, 40));
     document.title = `${names.slice(0, 3).join(', ')} · Holter`;
-    document.getElementById('page').replaceChildren(el('main', { class: 'list comparison' },
+    const button = Holter.frame ? '' : Holter.theme.button(); // in the dashboard the bar has one
+    document.getElementById('page').replaceChildren(el('main', { class: 'list comparison' }, button,
       el('h1', {}, view.runs.length === 2 ? `${names[1]} against ${names[0]}` : `${view.runs.length} runs side by side`), legend(view, links),
       notes.map((note) => el('p', { class: 'note' }, icon('warning'), el('span', {}, shorten(note, 400)))),
       view.pairs.map((one) => headline(one, view.pairs.length === 1)), curves(view), table(view),
@@ -132,7 +140,7 @@
     const asked = new URLSearchParams(window.location.search).getAll('run');
     const page = document.getElementById('page');
     const tell = (text) => page.replaceChildren(el('main', { class: 'list' }, el('h1', {}, 'Runs side by side'), el('p', { class: 'muted', role: 'status' }, text)));
-    Holter.frame.bar(el('a', { class: 'back', href: '/' }, '← All runs'), Holter.frame.themeButton());
+    Holter.frame.bar(el('a', { class: 'back', href: '/' }, '← All runs'), Holter.theme.button());
     tell('Reading and comparing the runs …');
     try {
       const query = asked.map((run) => `run=${encodeURIComponent(run.toWellFormed())}`).join('&');

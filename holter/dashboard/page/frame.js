@@ -13,9 +13,18 @@
     document.getElementById('bar').replaceChildren(el('header', { class: 'bar' }, children), trouble);
   }
 
-  function tell(words) {
-    trouble.textContent = words;
-    trouble.hidden = !words;
+  const told = { server: '', page: '' };
+
+  /** What is wrong, until the same one says otherwise: the page with what it shows, or the server with its answers. */
+  function tell(words, by = 'page') {
+    told[by] = words;
+    trouble.textContent = told.server || told.page;
+    trouble.hidden = !trouble.textContent;
+  }
+
+  function asItWas(words) {
+    const said = Holter.named(words, 400).replace(/[.]$/, '');
+    return `${said.charAt(0).toUpperCase()}${said.slice(1)}. What you see is as it was.`;
   }
 
   class Refused extends Error {}
@@ -26,23 +35,13 @@
     try {
       answer = await fetch(address, { cache: 'no-cache', headers: { Accept: 'application/json' } });
     } catch (error) {
-      tell(GONE);
+      tell(GONE, 'server');
       throw error;
     }
-    tell(answer.status === 401 ? LOCKED : '');
+    tell(answer.status === 401 ? LOCKED : '', 'server');
     if (answer.ok) return { json: await answer.json(), tag: answer.headers.get('etag') };
     const said = await answer.json().catch(() => ({}));
     throw new Refused(typeof said.error === 'string' ? said.error : `The server answered ${answer.status}.`);
-  }
-
-  function themeButton() {
-    const button = el('button', { type: 'button', class: 'button theme', onclick: () => {
-      Holter.charts.setTheme(Holter.charts.isDark() ? 'light' : 'dark');
-      name();
-    } });
-    const name = () => { button.textContent = Holter.charts.isDark() ? 'Light theme' : 'Dark theme'; };
-    name();
-    return button;
   }
 
   /** Calls `work` again and again, so long after it was done; not while nobody sees the page. */
@@ -55,7 +54,8 @@
       try {
         await work();
       } catch (error) {
-        if (!(error instanceof TypeError) && !(error instanceof Refused)) throw error; // told on the page already
+        if (error instanceof Refused) tell(asItWas(error.message));
+        else if (!(error instanceof TypeError)) throw error; // that the server is gone is told already
       } finally {
         busy = false;
         timer = setTimeout(round, pause);
@@ -76,5 +76,5 @@
     return new Date(seconds * 1000).toLocaleString([], { dateStyle: 'medium', timeStyle: 'short' });
   }
 
-  Holter.frame = { bar, tell, ask, Refused, themeButton, repeat, ago, date };
+  Holter.frame = { bar, tell, asItWas, ask, Refused, repeat, ago, date };
 })((window.Holter = window.Holter || {}));

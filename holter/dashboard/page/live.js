@@ -3,8 +3,9 @@
   'use strict';
 
   const { el, named } = Holter;
-  const { ask, Refused } = Holter.frame;
+  const { ask, tell, asItWas, Refused } = Holter.frame;
   const PAUSE = 700; // milliseconds between two updates, at least
+  const AGAIN = 2000; // milliseconds until the server is asked again after it refused
   const FIRST = 'gradient/norm';
   const id = decodeURIComponent(window.location.pathname.split('/').pop());
   const home = `/api/run/${encodeURIComponent(id)}`;
@@ -29,8 +30,10 @@
       // The others are asked for by the strip chart, when they are chosen.
       const { json } = await ask(`${home}?map=${chosen() === FIRST ? encodeURIComponent(FIRST) : 'none'}`);
       state.view = json;
+      tell('');
       await show();
     } catch (error) {
+      if (error instanceof Refused && !document.hidden) later(AGAIN);
       failed(error);
     } finally {
       state.busy = false;
@@ -38,9 +41,9 @@
     }
   }
 
-  function later() {
+  function later(pause = PAUSE) {
     clearTimeout(state.timer);
-    state.timer = setTimeout(refresh, Math.max(0, PAUSE - (Date.now() - state.at)));
+    state.timer = setTimeout(refresh, Math.max(0, pause - (Date.now() - state.at)));
   }
 
   async function loadMap(wanted) {
@@ -82,10 +85,18 @@
   }
 
   function failed(error) {
-    if (error instanceof Refused && !state.view) {
-      document.getElementById('page').replaceChildren(el('main', { class: 'list' }, el('h1', {}, named(id)),
-        el('p', { class: 'note' }, Holter.icon('warning'), el('span', {}, named(error.message, 400)))));
-    } else if (!(error instanceof TypeError) && !(error instanceof Refused)) throw error; // those are told on the page
+    if (error instanceof Refused) refused(error.message);
+    else if (!(error instanceof TypeError)) throw error; // that the server is gone is told already
+  }
+
+  /** What was seen of the run stays. */
+  function refused(words) {
+    if (state.view) {
+      tell(asItWas(words));
+      return;
+    }
+    document.getElementById('page').replaceChildren(el('main', { class: 'list' }, el('h1', {}, named(id)),
+      el('p', { class: 'note' }, Holter.icon('warning'), el('span', {}, named(words, 400)))));
   }
 
   // Following -----------------------------------------------------------------------------------------------------
@@ -98,16 +109,28 @@
     } else if (!state.source) {
       state.source = new EventSource(`${home}/events`);
       state.source.onmessage = (event) => heard(JSON.parse(event.data));
-      state.source.onopen = () => Holter.frame.tell('');
-      state.source.onerror = () => pulse.classList.remove('live');
+      state.source.onerror = lost;
     }
   }
 
+  /** A browser connects again by itself, but not where the server refused. Why it did is told by what is asked next. */
+  function lost() {
+    beat(false);
+    later();
+    if (state.source?.readyState !== EventSource.CLOSED) return;
+    state.source = null;
+    setTimeout(follow, AGAIN);
+  }
+
   function heard(news) {
-    const isLive = news.state === 'running';
+    beat(news.state === 'running' && !news.trouble);
+    if (news.trouble) refused(news.trouble);
+    else later();
+  }
+
+  function beat(isLive) {
     pulse.textContent = isLive ? 'Live' : '';
     pulse.classList.toggle('live', isLive);
-    later();
   }
 
   Holter.frame.bar(el('a', { class: 'back', href: '/' }, '← All runs'), pulse);

@@ -79,7 +79,7 @@
         layers ? el('span', { class: 'found small' }, `layers: ${layers}`) : ''),
       el('span', { class: `state ${/^[a-z]+$/.test(run.state) ? run.state : ''}` }, named(run.state, 24)),
       verdict(run),
-      el('div', { class: 'loss' }, spark(run.spark), el('span', { class: 'figure' }, run.loss === null ? '' : number(run.loss))),
+      el('div', { class: 'loss' }, spark(run.spark), el('span', { class: `figure ${run.is_lost ? 'lost' : ''}` }, run.is_lost ? 'not finite' : run.loss === null ? '' : number(run.loss))),
       el('span', { class: 'steps-done' }, typeof run.steps === 'number' ? `${whole(run.steps)} steps` : ''),
       el('time', { class: 'when muted', title: typeof run.created === 'number' ? date(run.created) : '' }, ago(run.created)));
   }
@@ -95,7 +95,7 @@
   };
 
   function build() {
-    Holter.frame.bar(el('span', { class: 'brand' }, 'Holter'), Holter.frame.themeButton());
+    Holter.frame.bar(el('span', { class: 'brand' }, 'Holter'), Holter.theme.button());
     const heads = ['', 'Run', 'State', 'Verdict', 'Loss', 'Steps', 'Started'];
     document.getElementById('page').replaceChildren(el('main', { class: 'list' }, el('h1', {}, 'Runs'), parts.where,
       el('div', { class: 'tools' }, parts.search, parts.filters),
@@ -194,6 +194,7 @@
       const there = new Set(state.runs.map((run) => run.id));
       for (const id of state.rows.keys()) if (!there.has(id)) state.rows.delete(id);
     }
+    Holter.frame.tell(json.trouble);
     draw();
   }
 

@@ -7,7 +7,7 @@ whatever its size (1 for Xavier, 1.4 for Kaiming, 0.6 as torch does it, 0.02 x s
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -199,44 +199,44 @@ def symmetric(case: Case) -> Iterator[Suspicion]:
     """init-symmetric: rows of a weight that are identical get identical gradients, and stay so."""
     if not _is_asked(case):
         return
-    chart = case.chart
-    rms, std = chart.table("weight", "rms"), chart.table("weight", "std")
-    if not len(rms) or rms.opening_steps[0] > chart.first_step or std.names != rms.names:
-        return
-    places = _with_units(chart, rms.names)
-    sizes, spreads = rms.opening[0].tolist(), std.opening[0].tolist()
-    for place in places:
-        name, size = rms.names[place], sizes[place]
-        if size > 0 and spreads[place] <= 1e-3 * size:
+    chart, suspects = case.chart, _suspects(case.chart)
+    for name, size, is_uniform, _ in suspects:
+        if is_uniform:
             yield _same(chart, name, 0.95, {"weight": size, "spread": 0.0}, f"every weight is {number(size)}")
             return
-    ranks, counts = _first_look(chart, "rank"), _first_look(chart, "count")
-    for place in places:
-        name = rms.names[place]
-        rank = _rank_of(chart, name, ranks, counts)
+    for name, size, _, rank in suspects:
         # One column that is far larger than all others makes a rank of one too.
-        if rank is not None and 0.5 < rank <= _ALIKE and not inputs_are_large(chart):
+        if rank is not None and not inputs_are_large(chart):
             yield _same(chart, name, 0.85, {"rank": rank}, "its units all put out the same")
             return
-        if sizes[place] == 0 and _never_moves(case, name):
+        if size == 0 and _never_moves(case, name):
             yield _same(chart, name, 0.8, {"weight": 0.0}, "all its weights are 0, and no gradient changes that")
             return
 
 
 @until_news
-def _with_units(chart: Chart, names: tuple[str, ...]) -> list[int]:
-    return [place for place in hidden_matrices(chart, names) if _has_units(chart, names[place])]
+def _suspects(chart: Chart) -> list[tuple[str, float, bool, float | None]]:
+    """The layers whose units may have begun all the same: the size of their weights, whether these are all alike, and
+    the rank of what they put out where that is about one."""
+    rms, std = chart.table("weight", "rms"), chart.table("weight", "std")
+    if not len(rms) or rms.opening_steps[0] > chart.first_step or std.names != rms.names:
+        return []
+    sizes, spreads = rms.opening[0].tolist(), std.opening[0].tolist()
+    ranks, counts = _first_look(chart, "rank"), _first_look(chart, "count")
+    found = []
+    for place in hidden_matrices(chart, rms.names):
+        name, size = rms.names[place], sizes[place]
+        rank = ranks.get(owner(name))
+        is_uniform, is_one = size > 0 and spreads[place] <= 1e-3 * size, rank is not None and 0.5 < rank <= _ALIKE
+        if (is_uniform or is_one or size == 0) and _has_units(chart, name):
+            is_known = is_one and counts.get(owner(name), 0.0) / chart.shape(name)[0] >= 4  # enough examples to tell
+            found.append((name, size, is_uniform, rank if is_known else None))
+    return found
 
 
 def _has_units(chart: Chart, name: str) -> bool:
     kind, shape = chart.module(name), chart.shape(name)
     return (not kind or any(word in kind for word in _PASSES)) and shape[0] >= 3 and fan_in(chart, name) > 1
-
-
-def _rank_of(chart: Chart, name: str, ranks: Mapping[str, float], counts: Mapping[str, float]) -> float | None:
-    """Of what the module put out at the first step, if there were enough examples to tell."""
-    rank, count = ranks.get(owner(name)), counts.get(owner(name))
-    return None if rank is None or count is None or count / chart.shape(name)[0] < 4 else rank
 
 
 def _never_moves(case: Case, name: str) -> bool:
@@ -268,7 +268,8 @@ def _same(chart: Chart, name: str, score: float, evidence: dict[str, object], wh
 
 
 def vanishing(case: Case) -> Iterator[Suspicion]:
-    """vanishing-gradient: it shrinks by about the same factor a layer, from the output to the input."""
+    """vanishing-gradient: it shrinks by about the same factor a layer, from the output to the input, and did so before
+    the first update: what a model loses later something has taken from it."""
     chart = case.chart
     if not 5 <= (case.step - chart.first_step) % 50 < 16:  # it changes slowly, and must be seen twice in a row
         return
@@ -307,13 +308,17 @@ def vanishing(case: Case) -> Iterator[Suspicion]:
 def _first_profile(chart: Chart) -> tuple[float, float] | None:
     names, norms = chart.first("gradient", "norm", 8)
     places = hidden_matrices(chart, names) if len(norms) >= _LAYERS and chart.depth else []
-    return _profile(norms[:, places]) if len(places) >= _LAYERS - 1 else None
+    if len(places) < _LAYERS - 1:
+        return None
+    found, at_first = _profile(norms[:, places]), _profile(norms[:1, places], least=1)
+    was_there = found is not None and (at_first is None or at_first[0] > 0.5 * found[0])
+    return found if was_there else None
 
 
-def _profile(norms: Floats) -> tuple[float, float] | None:
+def _profile(norms: Floats, least: int = 3) -> tuple[float, float] | None:
     """Powers of ten between the first and the last layer of a straight line through them, and how straight it is."""
     known = (norms > 0).all(axis=1)
-    if known.sum() < 3:
+    if known.sum() < least:
         return None
     sizes = logs(median(norms[known]))
     places = np.arange(len(sizes)) - (len(sizes) - 1) / 2

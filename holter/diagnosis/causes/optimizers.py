@@ -222,6 +222,9 @@ def second_moment_lags(case: Case) -> Iterator[Suspicion]:
     hurt = harm(case, since, 12, least=1.5)
     if hurt is None or not data_is_usual(case, since) or not rate_is_flat(chart, since - 5, since):
         return
+    losses = chart.scalar("loss")
+    if len(losses) and not overall_median(losses.since(since)) > 1.05 * overall_median(losses.before(since, 16)):
+        return  # a gradient may grow for good reasons: what a step does wrong the loss shows
     yield Suspicion(
         "adam-second-moment-lag",
         "optimizer",
@@ -241,12 +244,17 @@ def heavy_decay(case: Case) -> Iterator[Suspicion]:
     chart = case.chart
     series = chart.table("update", "weight_norm")
     chosen = matrices(chart, series)
-    if len(series) < 4 or not len(chosen):
+    if len(series) < 3 or not len(chosen):
         return
     window = series.steps >= series.steps[-1] - 120
     at, norms = series.steps[window], series.values[window][:, chosen]
     with np.errstate(all="ignore"):
-        if len(at) < 4 or at[-1] - at[0] < 20 or known_median(norms[-1] / norms[0]) > 0.95:
+        if not known_median(np.fmin.reduce(norms) / norms[0]) <= 0.95:
+            return
+        # A decay that is strong enough comes to its end in a few looks: there the gradient holds against it.
+        lowest = int(np.nanargmin(median((norms / norms[0]).T)))
+        at, norms = at[: lowest + 1], norms[: lowest + 1]
+        if len(at) < 3 or at[-1] - at[0] < 20:
             return
         found = slopes(at, np.log(norms))
     decay = _decay(chart.scalars("weight_decay"))

@@ -17,6 +17,8 @@ _SMOOTH = 1.35  # between two steps, of a rate that follows its schedule
 _AT_FLOOR = 8  # steps
 _FIRST_STEP = 0.03  # of a weight's size: while its second moment is young, Adam moves every value by the rate
 _EXPLODES = 10.0  # times its size that a step moves a weight by: no rate is that high
+_FIRST, _LOST = 6, 0.01  # steps after which, and gradient that is left where, a first step was one too many
+_GROWN = 3.0  # times their first size: weights that run away
 _OPENING = 60  # steps in which a rate that is wrong from the start shows
 
 
@@ -63,10 +65,16 @@ def too_high(case: Case) -> Iterator[Suspicion]:
         return
     steps, typical = _first_ratios(chart)
     largest = float(np.max(typical[steps < _opening_ends(chart)], initial=0.0))
-    bad = _does_not_come_down(case)
-    if bad is None and largest > 1:
-        bad = _thrown_up(case)
-    if not largest > 0.1 or bad is None:
+    if not largest > 0.1:
+        return
+    harms = (
+        (_does_not_come_down(case), "the loss does not come down"),
+        (_thrown_up(case) if largest > 1 else None, "the loss does not come down"),
+        (_went_up_again(chart), "the loss does not stay down"),
+        (_knocked_out(chart), "most layers have next to no gradient since"),
+    )
+    bad, what = next((harm for harm in harms if harm[0] is not None), (None, ""))
+    if bad is None:
         return
     _, cosines = typical_of(chart, "update", "cosine")
     one_way = len(cosines) > 1 and bool((cosines[-2:] > 0.9).all())  # too long steps go to and fro
@@ -82,7 +90,7 @@ def too_high(case: Case) -> Iterator[Suspicion]:
         0.55 if one_way else min(0.95, 0.6 + 0.15 * np.log10(largest / 0.1) + 0.2 * (bad > 3)),
         severity="critical",
         evidence={"update_ratio": largest, "rate": rate, "loss_over_start": bad},
-        advice=f"One step changes a weight by {100 * largest:.0f} % of its size, and the loss does not come down: "
+        advice=f"One step changes a weight by {100 * largest:.0f} % of its size, and {what}: "
         f"{clip}lower the rate from {number(rate)} to about {number(better)}.",
         check="It worked if update ratios are near 0.01 or below and the loss falls within the first 50 steps.",
     )
@@ -118,6 +126,39 @@ def _thrown_up(case: Case) -> float | None:
     losses = case.chart.scalar("loss").opening[:20, 0]
     is_far = len(losses) >= 10 and np.isfinite(losses).all() and losses.max() > 2 * losses[0] > 0
     return float(losses.max() / losses[0]) if is_far else None
+
+
+def _went_up_again(chart: Chart) -> float | None:
+    """How many times its start the loss is, where it had come down and is far above that again, at the same rate, and
+    the weights have grown: data that became harder leaves them their size."""
+    opening, losses = chart.scalar("loss").opening[:, 0], chart.scalar("loss").values[-30:, 0]
+    rates = chart.scalar("learning_rate")
+    if len(opening) < 40 or len(losses) < 30 or not opening[0] > 0 or not np.isfinite(losses).all():
+        return None
+    if len(rates) and rates.values[-1, 0] > 1.05 * np.nanmax(rates.opening[:20, 0]):
+        return None
+    norms = chart.table("update", "weight_norm")
+    with np.errstate(all="ignore"):
+        grown = norms.values[-1] / norms.opening[0] if len(norms) else np.zeros(0)
+    if not overall_median(grown[matrices(chart, norms)]) > _GROWN:
+        return None
+    came_down, is_now = overall_median(opening[20:40]), overall_median(losses)
+    is_up = came_down < 0.7 * opening[0] and is_now > 2 * came_down and losses.max() > 1.5 * opening[0]
+    return float(losses.max() / opening[0]) if is_up else None
+
+
+def _knocked_out(chart: Chart) -> float | None:
+    """How many times its start the loss is, where the very first steps left most layers next to no gradient, which has
+    not come back since, though the loss is far from zero. What is lost later is what a training has learnt."""
+    norms, first = chart.table("gradient", "norm"), chart.first("gradient", "norm", _FIRST + 6)[1]
+    start, losses = chart.scalar("loss").opening[:, 0], chart.scalar("loss").values[:, 0]
+    if not is_adaptive(chart) or len(first) < _FIRST + 6 or len(losses) < 40 or not start[0] > 0:
+        return None
+    places, late = matrices(chart, norms), overall_median(losses[-20:]) / start[0]
+    with np.errstate(all="ignore"):
+        soon, now = (median(rows)[places] / median(first[:2])[places] for rows in (first[-6:], norms.values[-8:]))
+    is_lost = overall_median(soon) < _LOST and overall_median(now) < _LOST
+    return float(late) if is_lost and late > 0.3 else None
 
 
 def _does_not_come_down(case: Case) -> float | None:

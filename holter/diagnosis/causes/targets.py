@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import NamedTuple, cast
 
 import numpy as np
 
@@ -28,6 +30,7 @@ _WINDOW = 160  # steps in which a change of the loss is looked for
 _NEVER = 200  # steps after which a loss that never left the guess is told
 _BATCHES = 16  # that show whether they are alike
 _APART = 0.35  # of the variance of targets, between batches
+_LOOKS, _ABOUT = 256, 32  # validations that are kept: the last ones, and those about the lowest of all
 _FEW_CLASSES = 0.35  # of those that there are: a stage of a curriculum has more
 
 
@@ -225,9 +228,10 @@ def _alike_since(chart: Chart, series: Series, place: int) -> int | None:
 def overfitting(case: Case) -> Iterator[Suspicion]:
     """overfitting: the validation loss has risen from its lowest by a tenth while the training loss went on falling."""
     for name in _validation_losses(case.chart):
-        series = case.chart.scalar(name)
-        if len(series) >= 4:
-            yield from _diverged(case, name, series)
+        looks = _looks_at(case.chart, name)
+        looks.take(case.chart.scalar(name), case.chart.scalar("loss"))
+        if len(looks.found) >= 4:
+            yield from _diverged(case, name, looks.found)
 
 
 @until_news
@@ -235,36 +239,78 @@ def _validation_losses(chart: Chart) -> list[str]:
     return [name for name in chart.names if "loss" in name.lower() and is_validation(name)]
 
 
-def _diverged(case: Case, name: str, series: Series) -> Iterator[Suspicion]:
-    steps, values = column(series)
-    steps, values = steps[np.isfinite(values)], values[np.isfinite(values)]
-    training = case.chart.scalar("loss")
-    if len(values) < 4 or len(training) < 20:
-        return
-    # Of three neighbours the middle one: a single lucky value is no minimum.
-    smooth = np.median(np.stack([values[:-2], values[1:-1], values[2:]]), axis=0)
+class _Look(NamedTuple):
+    """One validation: its step and loss, and what the training lost just before."""
+
+    step: int
+    loss: float
+    training: float
+
+
+class _Looks:
+    """All that count of one validation loss. A chart forgets: by the time that a loss has risen, what the training lost
+    at its lowest may be gone, and in the end the lowest itself."""
+
+    def __init__(self) -> None:
+        self.found: list[_Look] = []
+        self._seen = 0
+
+    def take(self, series: Series, training: Series) -> None:
+        new, self._seen = min(series.seen - self._seen, len(series)), series.seen
+        for step, loss in zip(*column(series), strict=True) if new else ():
+            if step >= series.steps[-new] and np.isfinite(loss):
+                self._add(int(step), float(loss), training)
+
+    def _add(self, step: int, loss: float, training: Series) -> None:
+        before = training.before(step + 1, max(1, min(32, len(training) // 4)))
+        lost = overall_median(before) if len(before) else float("nan")
+        if self.found and step <= self.found[-1].step:  # a checkpoint was loaded
+            self.found = [one for one in self.found if one.step < step]
+        self.found.append(_Look(step, loss, lost))
+        if len(self.found) > 2 * _LOOKS:
+            lowest = int(np.argmin(_smooth([one.loss for one in self.found[:-_LOOKS]]))) + 1
+            self.found = [*self.found[max(0, lowest - _ABOUT) : -_LOOKS][: 2 * _ABOUT], *self.found[-_LOOKS:]]
+
+
+def _looks_at(chart: Chart, name: str) -> _Looks:
+    return cast(_Looks, chart.kept.setdefault((_looks_at, name), _Looks()))
+
+
+def _smooth(values: Sequence[float] | Floats) -> Floats:
+    """Of three neighbours the middle one: a single lucky value is no minimum."""
+    return np.asarray(np.median(np.stack([values[:-2], values[1:-1], values[2:]]), axis=0))
+
+
+def _diverged(case: Case, name: str, looks: list[_Look]) -> Iterator[Suspicion]:
+    values = np.array([one.loss for one in looks])
+    smooth, training = _smooth(values), case.chart.scalar("loss")
     place = int(np.argmin(smooth)) + 1
     lowest, late = float(smooth[place - 1]), values[place + 1 :]
-    if len(late) < 2 or not lowest > 0 or case.step - int(steps[-1]) > 3 * int(np.max(np.diff(steps))):
+    gap = max(later.step - one.step for one, later in pairwise(looks[-_LOOKS:]))
+    if len(training) < 20 or len(late) < 2 or not lowest > 0 or case.step - looks[-1].step > 3 * gap:
         return
     noise = 1.4826 * overall_median(np.abs(np.diff(values[: place + 2]))) if place >= 3 else 0.0
     rise, allowed = overall_median(late[-3:]) - lowest, case.limits.validation_rise
     if not rise > max(allowed * lowest, 1.0 * noise) or not (late[-2:] > lowest + 0.5 * rise).all():
         return
-    at, least = int(steps[place]), min(32, len(training) // 4)
-    around = training.before(at + 1, least)
-    then, now = overall_median(around) if len(around) else np.nan, overall_median(training.values[-least:])
-    if not now < 0.97 * then:
-        return
-    yield Suspicion(
+    # Told by the very lowest, lucky or not: its checkpoint is the one to keep.
+    best = min((look for look in looks if look.loss > 0), key=lambda look: look.loss)
+    now = overall_median(training.values[-min(32, len(training) // 4) :])
+    if now < 0.97 * best.training:
+        yield _overfitted(name, best, lowest + rise, now, 0.9 if rise > 2 * allowed * lowest else 0.75)
+
+
+def _overfitted(name: str, best: _Look, late: float, training: float, score: float) -> Suspicion:
+    return Suspicion(
         "overfitting",
         "data",
-        at,
-        0.9 if rise > 2 * allowed * lowest else 0.75,
-        evidence={"lowest": lowest, "now": lowest + rise, "training_then": then, "training_now": now},
-        advice=f"{name} was lowest at step {at:,} ({number(lowest)}) and has risen by {share(rise / lowest)} since, "
-        f"while the training loss fell from {number(then)} to {number(now)}: stop there and keep that checkpoint, or "
-        "add data, augmentation, dropout or weight decay.",
+        best.step,
+        score,
+        evidence={"lowest": best.loss, "now": late, "training_then": best.training, "training_now": training},
+        advice=f"{name} was lowest at step {best.step:,} ({number(best.loss)}) and has risen by "
+        f"{100 * (late / best.loss - 1):.0f} % since, to {number(late)}, while the training loss fell from "
+        f"{number(best.training)} to {number(training)}: stop there and keep that checkpoint, or add data, "
+        "augmentation, dropout or weight decay.",
         check=f"It worked if {name} stays within a tenth of its lowest.",
     )
 

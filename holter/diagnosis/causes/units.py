@@ -118,7 +118,8 @@ def _dead_by_gradient(case: Case) -> Suspicion | None:
 
 def _is_of_units(chart: Chart, name: str) -> bool:
     shape = chart.shape(name)
-    return len(shape) == 1 and shape[0] >= 4 and chart.part(name) not in ("embedding", "output")
+    # A recurrent unit is a tanh: without a gradient it is at a bound, not at zero.
+    return len(shape) == 1 and shape[0] >= 4 and chart.part(name) not in ("embedding", "output", "recurrent")
 
 
 def _fully_dead(case: Case, zeros: Series, places: list[int]) -> Suspicion | None:

@@ -52,7 +52,7 @@ def lost_gradient(case: Case) -> Iterator[Suspicion]:
     """layer-frozen, graph-detached or optimizer-holds-other-parameters: gradients that were always there are gone."""
     yield from _all_replaced(case)
     gap = _gap(case.chart)
-    if gap is None or (gap.is_zero and not _is_alive(case.chart, gap)):
+    if gap is None or (gap.is_zero and not _is_alive(case.chart, gap)) or _is_idle(case.chart, gap):
         return
     standing = _standing(case.chart, gap)
     if standing.frozen:
@@ -61,6 +61,8 @@ def lost_gradient(case: Case) -> Iterator[Suspicion]:
         yield _not_held(case.chart, gap.layers, gap.since, 0.9)
     elif is_upstream(case.chart, gap.layers, gap.others):
         yield _detached(case.chart, gap.layers, gap.since, 0.9 if standing.frozen is False else 0.6)
+    elif _shares_examples(case.chart, gap):
+        return  # an expert to whom nobody comes any more
     elif standing.frozen is False:
         yield _detached(case.chart, gap.layers, gap.since, 0.8)
     else:  # what comes before them learns on: it is they that stand still
@@ -112,6 +114,27 @@ def _is_alive(chart: Chart, gap: _Gap) -> bool:
     dead = chart.table("activation", "dead")
     is_new = len(dead) > 0 and dead.steps[-1] >= gap.since
     return is_new and bool(np.fmax.reduce(dead.values[-1]) < 0.5)
+
+
+def _is_idle(chart: Chart, gap: _Gap) -> bool:
+    """Whether a look since then did not see their modules run: nobody asks an idle expert, or a branch that is over."""
+    seen = chart.table("activation", "rms")
+    modules = {owner(layer) for layer in gap.layers}
+    places = [place for place, name in enumerate(seen.names) if name in modules]
+    is_new = len(seen) > 0 and seen.steps[-1] >= gap.since
+    return bool(is_new and places and not np.isfinite(seen.values[-1, places]).any())
+
+
+def _shares_examples(chart: Chart, gap: _Gap) -> bool:
+    """Whether modules of one make were seen to get different numbers of examples, or none: a router shares them out."""
+    counts = chart.table("activation", "count")
+    makes = {(kind_of(layer), chart.shape(layer)) for layer in gap.layers}
+    for make in makes:
+        modules = {owner(name) for name in chart.parameters if (kind_of(name), chart.shape(name)) == make}
+        seen = np.nan_to_num(counts.values[:, [place for place, name in enumerate(counts.names) if name in modules]])
+        if seen.shape[1] > 1 and (seen.max(axis=1) > 1.01 * seen.min(axis=1)).any():
+            return True
+    return False
 
 
 def _nonfinite(chart: Chart, norms: Series) -> Flags:

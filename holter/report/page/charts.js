@@ -2,7 +2,14 @@
 (function (Holter) {
   'use strict';
 
-  const CONFIG = { displayModeBar: false, responsive: false, doubleClick: false, displaylogo: false };
+  const DOUBLE_CLICK = 300; // milliseconds within which a second click makes a double one
+  const CONFIG = {
+    displayModeBar: false,
+    responsive: false,
+    doubleClick: false,
+    doubleClickDelay: DOUBLE_CLICK,
+    displaylogo: false,
+  };
   const { colors, transparent } = Holter.theme;
   const TOUCH = window.matchMedia('(pointer: coarse)').matches;
   const PRINT_WIDTH = 680;
@@ -93,7 +100,9 @@
     };
     const spike = { showspikes: !layout.hovermode, spikecolor: theme.muted, spikethickness: 1, spikedash: 'dot' };
     const x = { ...axis, ...spike, showgrid: false, ...layout.xaxis };
-    if (chart.linked) Object.assign(x, { range: range || extent, fixedrange: false, tickformat: ',d', nticks: 6 });
+    // A copy: plotly writes into the range that it is given.
+    const steps = [...(range || extent)];
+    if (chart.linked) Object.assign(x, { range: steps, fixedrange: false, tickformat: ',d', nticks: 6 });
     const height = parseFloat(node.style.height) || 180;
     return {
       margin: { l: 52, r: 12, t: 8, b: 26 },
@@ -169,10 +178,14 @@
   }
 
   function isLog(series) {
-    const known = series.flatMap((one) => one.values.filter((value) => value !== null));
-    const low = Math.min(...extremes(known)),
-      high = Math.max(...extremes(known));
+    const [low, high] = extremes(series.flatMap((one) => one.values.filter((value) => value !== null)));
     return low > 0 && high / low > 30;
+  }
+
+  /** The same, of what can be no less than zero: what became zero does not hide how the rest went. */
+  function isLogAboveZero(series) {
+    const known = series.flatMap((one) => one.values.filter((value) => value !== null && value !== 0));
+    return isLog([{ values: known }]);
   }
 
   function extremes(values) {
@@ -204,6 +217,35 @@
       tickvals,
       ticktext: tickvals.map((value) => Holter.number(value)),
     };
+  }
+
+  /** Zero has no logarithm: on such an axis it lies below all else, at a place that is labelled so. */
+  function grounded(series) {
+    const [low, high] = extremes(series.flatMap(everyValue).filter((value) => value > 0));
+    const ground = low / Math.max(2, (high / low) ** 0.15);
+    const lift = (list) => list && list.map((value) => (value === 0 ? ground : value));
+    const lifted = series.map((one) => ({
+      ...one,
+      values: lift(one.values),
+      low: lift(one.low),
+      high: lift(one.high),
+      texts: one.values.map((value) => Holter.number(value)),
+    }));
+    const axis = vertical(true, lifted.map(everyValue));
+    const tickvals = [ground, ...axis.tickvals.filter((value) => value >= low)];
+    const ticktext = tickvals.map((value) => (value === ground ? '0' : Holter.number(value)));
+    return { series: lifted, axis: { ...axis, tickvals, ticktext } };
+  }
+
+  /** The series as they are drawn, with the axis of their values. */
+  function placed(series, log) {
+    const values = series.flatMap(everyValue);
+    if (log && values.includes(0) && values.some((value) => value > 0)) return grounded(series);
+    return { series, axis: vertical(log, [values]) };
+  }
+
+  function everyValue(one) {
+    return [...one.values, ...(one.low || []), ...(one.high || [])];
   }
 
   /** The range about a value that never changes: from zero on, a little room beyond. */
@@ -245,7 +287,7 @@
         line: { color, width: stacked ? 0.5 : 1.6, dash: one.dash || 'solid' },
         marker: { size: 4, color },
         connectgaps: true,
-        hovertemplate: '%{y:.4~g}',
+        ...(one.texts ? { text: one.texts, hovertemplate: '%{text}' } : { hovertemplate: '%{y:.4~g}' }),
       };
       if (stacked) return [{ ...trace, stackgroup: 'all', fillcolor: transparent(color, 0.65) }];
       return [...band(one, color), trace];
@@ -253,18 +295,16 @@
   }
 
   /** Lines over steps. series: [{name, steps, values, low?, high?, color?, dash?}]; marks: steps with a dashed line;
-   * span: the steps of a chart that is not linked with the others. */
-  function lines(
-    node,
-    { series, log = 'auto', marks = [], linked = true, stacked = false, format = null, span = null, label = '' },
-  ) {
-    const isLogarithmic = log === 'auto' ? isLog(series) : log;
+   * shapes(): further ones; span: the steps of a chart that is not linked with the others. */
+  function lines(node, { series, marks = [], linked = true, span = null, label = '', ...more }) {
+    const { log = 'auto', stacked = false, format = null, shapes = () => [] } = more;
+    const drawable = placed(series, log === 'auto' ? isLog(series) : log);
     node.setAttribute('role', 'img');
     node.setAttribute('aria-label', label || series.map(summary).join('; '));
     return show(
       node,
       () => ({
-        data: lineTraces(series, stacked),
+        data: lineTraces(drawable.series, stacked),
         layout: {
           xaxis: {
             hoverformat: ',d',
@@ -272,14 +312,8 @@
             ...(linked ? {} : { tickformat: ',d', nticks: 4 }),
             ...(span ? { range: span } : {}),
           },
-          yaxis: {
-            ...vertical(
-              isLogarithmic,
-              series.flatMap((one) => [one.values, one.low || [], one.high || []]),
-            ),
-            ...format,
-          },
-          shapes: marks.map((step) => sinceLine(step, colors().critical)),
+          yaxis: { ...drawable.axis, ...format },
+          shapes: [...shapes(), ...marks.map((step) => sinceLine(step, colors().critical))],
         },
       }),
       { linked },
@@ -292,46 +326,6 @@
     const [first, last] = [known[0], known[known.length - 1]];
     const told = ([step, value]) => `${Holter.number(value)} at step ${step}`;
     return `${Holter.named(one.name, 60)}: ${told(first)}, ${told(last)}`;
-  }
-
-  /** Curves over the depth of the model, input at the left. */
-  function depth(node, { layers, curves, log, label = '' }) {
-    node.setAttribute('role', 'img');
-    node.setAttribute('aria-label', `${label}, by depth, of ${layers.length} layers`);
-    return show(node, (width) => {
-      const theme = colors();
-      const most = Math.max(2, Math.floor(width / 110)),
-        every = Math.ceil(layers.length / most);
-      const ticks = layers.map((_, place) => place).filter((place) => place % every === 0);
-      return {
-        data: curves.map((curve, place) => ({
-          type: 'scatter',
-          mode: 'lines+markers',
-          x: layers.map((_, index) => index),
-          y: log ? curve.values.map((value) => (value > 0 ? value : null)) : curve.values,
-          connectgaps: !log, // zero has no place on a logarithmic axis
-          name: Holter.plotText(`${curve.name}, step ${Holter.whole(curve.step)}`, 40),
-          line: { width: 1, color: transparent(theme.series[place % 6], 0.4) },
-          marker: { size: 6, color: theme.series[place % 6], symbol: ['circle', 'diamond', 'square'][place % 3] },
-          text: layers.map((layer) => Holter.plotText(layer)),
-          hovertemplate: '%{text}<br>%{y:.3~g}',
-        })),
-        layout: {
-          margin: { l: 52, r: 16, t: 8, b: 40 },
-          hovermode: 'closest',
-          xaxis: {
-            tickvals: ticks,
-            ticktext: ticks.map((place) => Holter.plotText(layers[place], 16)),
-            tickangle: 0,
-            range: [-0.5, layers.length - 0.5],
-          },
-          yaxis: vertical(
-            log,
-            curves.map((curve) => curve.values),
-          ),
-        },
-      };
-    });
   }
 
   // Life of the page ----------------------------------------------------------------------------------------------
@@ -377,14 +371,15 @@
     show,
     drop,
     lines,
-    depth,
+    vertical,
     sinceLine,
     colors,
     setRange,
     setExtent,
     extremes,
+    isLogAboveZero,
     isDark: Holter.theme.isDark,
-    setTheme: Holter.theme.choose,
+    DOUBLE_CLICK,
     NO_GAP,
     range: () => range,
     onRange: (tell) => listeners.push(tell),

@@ -125,15 +125,32 @@
   }
 
   /** Rows of a matrix that was sent as base64 of little-endian numbers; each row is a view, nothing is copied. */
+  const unpacked = new WeakMap();
   function matrix(sent) {
     if (!sent || !sent.bdata) return { rows: 0, columns: 0, row: () => new Float32Array(0) };
-    const [rows, columns] = String(sent.shape).split(',').map(Number);
+    if (!unpacked.has(sent)) unpacked.set(sent, numbersIn(sent));
+    const [rows, columns] = String(sent.shape).split(',').map(Number),
+      values = unpacked.get(sent);
+    return { rows, columns, row: (place) => values.subarray(place * columns, (place + 1) * columns) };
+  }
+
+  function numbersIn(sent) {
     const binary = atob(sent.bdata);
     const bytes = new Uint8Array(binary.length);
     for (let place = 0; place < binary.length; place += 1) bytes[place] = binary.charCodeAt(place);
+    if (sent.dtype === 'log') return Float32Array.from(new Uint16Array(bytes.buffer), climb(sent));
     const kinds = { f8: Float64Array, f4: Float32Array, u1: Uint8Array };
-    const values = new kinds[sent.dtype](bytes.buffer);
-    return { rows, columns, row: (place) => values.subarray(place * columns, (place + 1) * columns) };
+    return new kinds[sent.dtype](bytes.buffer);
+  }
+
+  /** From codes to numbers: some that stand for themselves, then the steps of a ladder, by sign where there are two. */
+  function climb({ low, step, signs }) {
+    const special = [NaN, 0, Infinity, -Infinity];
+    return (code) => {
+      if (code < special.length) return special[code];
+      const place = Math.floor((code - special.length) / signs);
+      return ((code - special.length) % signs ? -1 : 1) * Math.exp(low + step * place);
+    };
   }
 
   // Theme ---------------------------------------------------------------------------------------------------------
@@ -193,9 +210,19 @@
     }
   }
 
+  function button() {
+    const made = el('button', { type: 'button', class: 'button theme', 'data-key': 'theme', onclick: () => choose(isDark() ? 'light' : 'dark') });
+    const name = () => {
+      made.textContent = isDark() ? 'Light theme' : 'Dark theme';
+    };
+    name();
+    listeners.push(name);
+    return made;
+  }
+
   if (['dark', 'light'].includes(stored())) document.documentElement.dataset.theme = stored();
   system.addEventListener('change', changed);
-  Holter.theme = { colors, transparent, isDark, choose, forget, onChange: (tell) => listeners.push(tell) };
+  Holter.theme = { colors, transparent, isDark, forget, button, onChange: (tell) => listeners.push(tell) };
 
   // Cells of strip charts -------------------------------------------------------------------------------------------
 

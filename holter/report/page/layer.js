@@ -63,7 +63,7 @@
       found.series.forEach((one, place) =>
         Holter.charts.lines(body.querySelectorAll('.plot.series')[place], {
           series: [{ name: one.title, ...one }],
-          log: one.log ? positive(one.values) : false,
+          log: one.log && Holter.charts.isLogAboveZero([one]),
           marks: found.marks,
         }),
       );
@@ -85,10 +85,6 @@
         if (state.layer !== null) fill();
       },
     };
-  }
-
-  function positive(values) {
-    return values.some((value) => value > 0) && values.every((value) => value === null || value > 0);
   }
 
   /** What is known of a layer; what was fetched replaces what the view has. */

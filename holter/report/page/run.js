@@ -12,6 +12,7 @@
   const NORMS = ['gradient_norm', 'clip_norm', 'gradient_norm_clipped', 'clip_max_norm'];
   const VALIDATION = /(^|[/_.-])(val|valid|validation|eval|dev|test)([/_.-]|$)/i;
   const INNER = /^(time|machine|batch)\/|^(step_time|monitor_cost|optimizer_step|(samples|tokens)_per_second|skipped)$/;
+  const MOST = 24; // charts of what was also logged
   const EMPTY = {
     run: {},
     verdict: { state: 'unknown', severity: null, sentence: '' },
@@ -74,7 +75,6 @@
     };
     return Object.keys(view.scalars)
       .filter((name) => !used.has(name) && !INNER.test(name) && moves(name))
-      .slice(0, 24)
       .map((name) => ({ key: name, title: sentence(name), height: 130, series: picked(view, [name]) }));
   }
 
@@ -154,14 +154,11 @@
         const plots = [...node.querySelectorAll('.plot')];
         for (const chart of chartsOf(view)) {
           const at = plots.find((plot) => plot.dataset.chart === chart.key);
-          if (at) Holter.charts.lines(at, { ...chart, marks: sinces(view) });
+          const shapes = () => Holter.marks.resumeShapes(view);
+          if (at) Holter.charts.lines(at, { ...chart, marks: Holter.marks.sinces(view), shapes });
         }
       },
     };
-  }
-
-  function sinces(view) {
-    return [...new Set(view.findings.map((finding) => finding.since))].slice(0, 6);
   }
 
   function stepsForm() {
@@ -224,10 +221,10 @@
         id: 'curves',
         title: 'Loss, rate and norms',
         missing: 'No loss, rate or norm was recorded.',
-        ...withForm(charted(curves)),
+        ...withForm(charted(curves, Holter.marks.resumeWords, Holter.marks.resumes)),
       },
-      { id: 'flow', title: 'Gradient flow by depth', ...S.flow((id) => id !== 'activation') },
-      { id: 'activations', title: 'Activations by depth', ...S.flow((id) => id === 'activation') },
+      { id: 'flow', title: 'Gradient flow by depth', ...Holter.flow((id) => id !== 'activation') },
+      { id: 'activations', title: 'Activations by depth', ...Holter.flow((id) => id === 'activation') },
       {
         id: 'machine',
         title: 'Machine',
@@ -245,10 +242,17 @@
         ...told('outlook', (view) => [el('p', {}, Holter.shorten(view.outlook, 600))]),
       },
       { id: 'signs', title: 'Signs', ...told('signs', (view) => S.signs(view, open)) },
-      { id: 'others', title: 'Also logged', ...charted(rest) },
+      { id: 'others', title: 'Also logged', ...charted((view) => rest(view).slice(0, MOST), othersLeft, leftOut) },
       { id: 'thresholds', title: 'Thresholds', ...told('thresholds', S.thresholds) },
       { id: 'unobserved', title: 'Not observed', ...told('unobserved', (view) => S.bullets(view.unobserved)) },
     ];
+  }
+
+  const leftOut = (view) => rest(view).length - MOST;
+
+  function othersLeft(view) {
+    const words = `${Holter.whole(leftOut(view))} more`;
+    return [[], leftOut(view) > 0 ? [el('p', { class: 'muted' }, `${words} are not drawn.`)] : []];
   }
 
   /** Where there are curves, the steps can be chosen by number too. */
@@ -282,29 +286,12 @@
       return section.node;
     });
     root.replaceChildren(
-      themeButton(),
+      Holter.theme.button(),
       el('div', { class: 'frame' }, made.nav, el('main', {}, made.head, made.notes, made.verdict, blocks)),
       panel.node,
     );
     Holter.charts.onRange((range) => made.options.onZoom?.(range));
     return made;
-  }
-
-  function themeButton() {
-    const button = el('button', {
-      type: 'button',
-      class: 'button theme',
-      'data-key': 'theme',
-      onclick: () => {
-        Holter.theme.choose(Holter.theme.isDark() ? 'light' : 'dark');
-      },
-    });
-    const name = () => {
-      button.textContent = Holter.theme.isDark() ? 'Light theme' : 'Dark theme';
-    };
-    name();
-    Holter.theme.onChange(name);
-    return button;
   }
 
   /** Builds again what has changed; says whether it did. */

@@ -60,7 +60,7 @@
         run.created ? new Date(run.created * 1000).toLocaleString([], { dateStyle: 'medium', timeStyle: 'short' }) : '',
       ],
       ['took', run.seconds ? Holter.duration(run.seconds) : ''],
-      ['monitoring', typeof run.monitor_cost === 'number' ? `${share(run.monitor_cost)} of the time` : ''],
+      ['monitoring', typeof run.monitor_cost === 'number' ? `${share(run.monitor_cost)} of the time${run.has_no_budget ? ' (no budget set)' : ''}` : ''],
       [
         'versions',
         Object.entries(run.versions || {})
@@ -339,46 +339,8 @@
       : '';
   }
 
-  // Flow by depth ---------------------------------------------------------------------------------------------------
-
-  function flow(matching) {
-    const wanted = (view) => view.flow.filter((one) => matching(one.id) && one.layers.length).map(comparable);
-    return {
-      signature: (view) => JSON.stringify(wanted(view)),
-      build: (view) =>
-        wanted(view).map((one) => {
-          const node = plot(240, one.id);
-          Holter.charts.depth(node, {
-            ...one,
-            label: named(one.title, 60),
-            log: one.log && one.curves.some((curve) => curve.values.some((value) => value > 0)),
-          });
-          return figure(
-            sentence(one.title),
-            node,
-            one.curves.map((curve) => `${curve.name}, step ${Holter.whole(curve.step)}`),
-          );
-        }),
-    };
-  }
-
-  /** Biases and norms differ in size for reasons of their own: a flow is that of the other weights. */
-  function comparable(one) {
-    const matches = (name) => name.endsWith('.weight') && !/norm|(^|[._])(ln|bn)/i.test(name);
-    const places = one.layers.map((_, place) => place).filter((place) => matches(one.layers[place]));
-    if (places.length < 2 || places.length === one.layers.length) return one;
-    const curves = one.curves.map((curve) => ({ ...curve, values: places.map((place) => curve.values[place]) }));
-    return {
-      ...one,
-      title: `${one.title}, of weights without norms and biases`,
-      layers: places.map((place) => one.layers[place]),
-      curves,
-    };
-  }
-
   Holter.sections = {
     plot,
-    flow,
     figure,
     verdict,
     facts,

@@ -3,8 +3,8 @@
   'use strict';
 
   const { el, number, named, shorten, cells } = Holter;
+  const { BLACK, WHITE } = Holter.marks;
   const MOST_HEIGHT = 760;
-  const [BLACK, WHITE] = ['#14161a', '#ffffff']; // together seen on every colour of a map, in both themes
   const KEYS = {
     ArrowUp: [-1, 0],
     ArrowDown: [1, 0],
@@ -18,8 +18,11 @@
    * the view only names. */
   function create(open, load) {
     const state = { view: null, id: null, query: '', layer: null, column: null, rows: null, loaded: new Map(), load };
+    Object.assign(state, { click: null, doubled: 0 }); // the click that waits for a second; when there was one
     const parts = build(state, open);
     parts.chart.addEventListener('keydown', (event) => onKey(event, state, parts, open));
+    // What was dragged over both is undone together.
+    Holter.charts.onRange((range) => range || allRows(state, parts, open));
     return {
       node: parts.node,
       update(view) {
@@ -143,20 +146,22 @@
     if (!now || !now.places.length) return;
     parts.title.textContent = named(now.map.title);
     const some = now.places.length < now.map.layers.length ? `${now.places.length} of ` : '';
-    parts.count.textContent = `${some}${now.map.layers.length} layers`;
+    const read = now.map.thinned ? `, from ${now.map.thinned.map(Holter.whole).join(' of ')} records` : '';
+    parts.count.textContent = `${some}${now.map.layers.length} layers${read}`;
     const height = Math.min(MOST_HEIGHT, Math.max(150, now.places.length * 17 + 60));
     parts.plot.style.height = `${height}px`;
-    parts.legend.replaceChildren(...Holter.cellLegend(now.map));
+    parts.legend.replaceChildren(...Holter.cellLegend(now.map), ...Holter.marks.resumeLegend(state.view));
     Holter.charts.show(parts.plot, (width) => figure(state, now, width, height), {
       linked: true,
-      onclick: (event) => choose(state, parts, now, event.points[0], open),
+      onclick: (event) => clicked(state, () => choose(state, parts, now, event.points[0], open)),
       onhover: (event) => tell(parts, now, event.points[0]),
       onunhover: () => {
         parts.tip.hidden = true;
       },
       onReset: () => {
-        state.rows = null;
-        draw(state, parts, open);
+        window.clearTimeout(state.click);
+        state.doubled = Date.now();
+        allRows(state, parts, open);
       },
       onRelayout: (change) => {
         if (!('yaxis.range[0]' in change)) return;
@@ -183,8 +188,8 @@
         zmax: 1,
       },
     ];
-    const marks = findingMarks(state.view, map, places);
-    data.push(...marks.data);
+    const marks = Holter.marks.findings(state.view, map, places);
+    data.push(...Holter.marks.resumeTraces(state.view, places.length), ...marks.data);
     const rows = state.rows || [places.length - 0.5, -0.5];
     return {
       data,
@@ -209,46 +214,6 @@
     const end = (name) => `…${name.slice(1 - most).replace(/^[._]/, '')}`; // where room is scarce, it tells the most
     const label = (name) => Holter.plotText(most < 24 && name.length > most ? end(name) : name, most);
     return { tickvals, ticktext: tickvals.map((place) => label(map.layers[places[place]])), ticklen: 0 };
-  }
-
-  /** The row of a finding: that of its layer, or of the first parameter of its module. */
-  function rowOf(layer, map, places) {
-    if (!layer) return -1;
-    const exact = places.findIndex((place) => map.layers[place] === layer);
-    if (exact >= 0) return exact;
-    return places.findIndex(
-      (place) => map.layers[place].startsWith(`${layer}.`) || layer.startsWith(`${map.layers[place]}.`),
-    );
-  }
-
-  /** Lines through all rows where findings began, and above them a mark in the row of each. */
-  function findingMarks(view, map, places) {
-    const marked = view.findings.map((finding, place) => ({ finding, place, row: rowOf(finding.layer, map, places) }));
-    const steps = [...new Set(marked.map((mark) => mark.finding.since))];
-    const onRows = marked.filter((mark) => mark.row >= 0);
-    const numbers = (step) => marked.filter((mark) => mark.finding.since === step).map((mark) => mark.place + 1);
-    const trace = (mode, x, y, look) => ({ type: 'scatter', mode, hoverinfo: 'skip', x, y, ...look });
-    const line = (look) =>
-      trace(
-        'lines',
-        steps.flatMap((step) => [step, step, null]),
-        steps.flatMap(() => [-0.5, places.length - 0.5, null]),
-        { line: look },
-      );
-    const lines = [line({ color: WHITE, width: 4 }), line({ color: BLACK, width: 1.5, dash: 'dash' })];
-    const marks = trace(
-      'markers',
-      onRows.map((mark) => mark.finding.since),
-      onRows.map((mark) => mark.row),
-      { marker: { symbol: 'diamond', size: 13, color: WHITE, line: { color: BLACK, width: 2 } } },
-    );
-    return {
-      annotations: steps.map((step) => ({
-        ...{ x: step, y: 1, xref: 'x', yref: 'paper', yanchor: 'bottom', showarrow: false, font: { size: 12 } },
-        text: numbers(step).slice(0, 4).join(' '),
-      })),
-      data: steps.length ? [...lines, marks] : [],
-    };
   }
 
   function cursor(state, map, places) {
@@ -355,6 +320,22 @@
       room = parts.tip.offsetWidth;
     parts.tip.style.left = `${Math.max(0, Math.min(x + 14, width - room - 4))}px`;
     parts.tip.style.top = `${y + 16}px`;
+  }
+
+  /** A click acts at once, but where a second one may follow, to undo a zoom. Plotly tells of both of a double click
+   * as clicks too, of the second after the double one. */
+  function clicked(state, act) {
+    const { range, DOUBLE_CLICK } = Holter.charts;
+    if (Date.now() - state.doubled < DOUBLE_CLICK) return;
+    window.clearTimeout(state.click);
+    if (state.rows || range()) state.click = window.setTimeout(act, DOUBLE_CLICK);
+    else act();
+  }
+
+  function allRows(state, parts, open) {
+    if (!state.rows) return;
+    state.rows = null;
+    draw(state, parts, open);
   }
 
   function choose(state, parts, now, point, open) {
