@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from holter.codec import Decoder, Encoder
+from holter.codec import HEADER_LENGTH, SIGN, Decoder, Encoder
 from holter.record import FORMAT, Ending, Entry
 
 _HEADER = struct.Struct("<6sH")
@@ -27,6 +27,11 @@ HEAD = 2 * LENGTH  # length and checksum
 AROUND = 3 * LENGTH  # what a frame has besides its blob
 _MAGIC = b"HOLTER"
 _READ_AT_ONCE = 1 << 20
+_SIGN_AT = HEAD + HEADER_LENGTH  # in a frame
+_LOOK_BACK, _FARTHEST_BACK = (
+    64 << 10,
+    64 << 20,
+)  # bytes in which the beginning of a frame is looked for: at first, at most
 
 
 class Journal:
@@ -171,18 +176,58 @@ def _number(length: bytes) -> int:
 def read_backwards(path: Path) -> Iterator[bytes]:
     """The blobs of a journal from its last on: a look at the end of a long file, in no time.
 
-    Only where nothing whole ends with the file, because it was torn, is the end looked for from the start.
+    Where nothing whole ends with the file, because it was torn, the last whole frame is looked for.
     """
     with path.open("rb") as file:
         if not has_header(file, path):
             return
         end = os.fstat(file.fileno()).st_size
         if not _blob_before(file, end):
-            file.seek(BEGIN)
-            end = BEGIN + sum(AROUND + len(blob) for _, blob in _frames(file, end))
+            end = whole_until(file, end)
         while blob := _blob_before(file, end):
             yield blob
             end -= AROUND + len(blob)
+
+
+def whole_until(file: BinaryIO, end: int) -> int:
+    """Where the last whole frame before the end of a torn file ends."""
+    place = end
+    while (found := frame_before(file, place, end)) is not None:
+        file.seek(found)
+        if read_frame(file, end):
+            return file.tell()
+        place = found - 1
+    file.seek(BEGIN)  # nothing near: damage without end
+    return BEGIN + sum(AROUND + len(blob) for _, blob in _frames(file, end))
+
+
+def frame_before(file: BinaryIO, place: int, end: int) -> int | None:
+    """Where the last frame begins that begins here or before, wherever in the file this is; None where none is near.
+
+    Found by how every blob begins, so that nobody has to come along from the start. Its checksum is not looked at.
+    """
+    lowest = max(BEGIN, place - _FARTHEST_BACK) + _SIGN_AT
+    after, much = place + _SIGN_AT + 1, _LOOK_BACK  # it begins before that
+    while after > lowest:
+        first = max(lowest, after - much)
+        file.seek(first)
+        seen = file.read(after - first + len(SIGN) - 1)
+        at = len(seen)
+        while (at := seen.rfind(SIGN, 0, at)) >= 0:
+            if _is_framed(file, first + at - _SIGN_AT, end):
+                return first + at - _SIGN_AT
+            at += len(SIGN) - 1  # where one that begins before that ends at the latest
+        after, much = first, min(2 * much, 1 << 22)
+    return None
+
+
+def _is_framed(file: BinaryIO, place: int, end: int) -> bool:
+    """Whether a length stands here, and again where it says."""
+    file.seek(place)
+    length = file.read(LENGTH)
+    after = place + HEAD + _number(length)
+    file.seek(after)
+    return after + LENGTH <= end and file.read(LENGTH) == length
 
 
 def last_ending(path: Path) -> Ending | None:

@@ -1,8 +1,8 @@
 """Parts of a long journal, without reading all of it: a sample from everywhere, or some steps of one role.
 
-Frames tell their lengths, so the file can be walked along without being read; the words of an entry stand at its
-beginning, so what it holds is seen without being decoded. What is damaged is left out here, and told by those who read
-everything.
+Frames tell their lengths, so the file can be walked along without being read; they can be found from any byte of it;
+the words of an entry stand at its beginning, so what it holds is seen without being decoded. What is damaged is left
+out here, and told by those who read everything.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from holter.codec import Decoder, read_words
-from holter.journal import AROUND, BEGIN, HEAD, LENGTH, has_header, read_frame
+from holter.codec import HEADER_LENGTH, Decoder, read_words
+from holter.journal import AROUND, BEGIN, HEAD, LENGTH, frame_before, has_header, read_frame
 from holter.record import EXECUTION_ORDER, Entry, Record
 
 _KIND_WITHIN = 64  # bytes of an entry in which its kind stands
@@ -27,26 +27,74 @@ _WORDS_WITHIN = 1024  # and all words of most entries
 _LAST_ONES = 8
 _AT_ONCE = 384 << 20  # bytes that are decoded in about a second
 _EACH = 64 << 10  # bytes that take as long as any entry does, however small it is
-_HEADER_LENGTH = 8  # bytes that say how long the words are
+_WALKED = 1024  # frames at the beginning of a long journal that are all looked at
 # The first words of a record as the codec writes them: JSON within JSON.
 _RECORD = re.compile(
     rb'\{\\"kind\\": \\"record\\", \\"step\\": (-?\d+), \\"time\\": [^,]+, '
     rb'\\"segment\\": (-?\d+), \\"late\\": (true|false),'
 )
+_TABLE = re.compile(rb'\\"layers\\": (\d+)')  # a record's reference to one
 
 
 def read_sample(path: Path, most: int) -> Iterator[Entry]:
-    """Some entries from all over a long journal, in their order: of each of so many stretches the largest, which says
-    most, and the one after it, which may hold what was logged late of the same step; and the last ones."""
+    """Some entries from all over a long journal, in their order: about `most`, of which the large ones, which say most,
+    are the likeliest; the one after each, which may hold what was logged late of the same step; and the last ones."""
     with path.open("rb") as file:
         if not has_header(file, path):
             return
         end = os.fstat(file.fileno()).st_size
-        places: list[int] = []
-        tables: list[int] = []
-        for place, begin in _walk(file.fileno(), end, HEAD + _KIND_WITHIN):
-            (tables if b"layers" in begin else places).append(place)
-        yield from _decoded(file, end, sorted({*tables, *_telling(places, most)}))
+        yield from _decoded(file, end, _sampled(file, end, most))
+
+
+def _sampled(file: BinaryIO, end: int, most: int) -> list[int]:
+    """Where the frames of a sample begin, and the tables that they need.
+
+    To walk along all of a long journal is to read it: systems read ahead. So only its beginning is walked along, where
+    the tables are, and of the rest some bytes are picked, and the frames that they are in.
+    """
+    walk = _walk(file.fileno(), end, HEAD + _KIND_WITHIN)
+    tables, places = _sorted_out(itertools.islice(walk, _WALKED))
+    if len(tables) + len(places) < _WALKED:
+        return sorted({*tables, *_telling(places, most), *places[-_LAST_ONES:]})
+    walked = max((*tables, *places))
+    of_beginning = max(1, most * walked // end)
+    picked = _picked(file, walked, end, most - of_beginning)
+    if not picked or _tables_needed(file, picked) > len(tables):  # there are more, farther on
+        more_tables, more_places = _sorted_out(walk)
+        places += more_places
+        return sorted({*tables, *more_tables, *_telling(places, most), *places[-_LAST_ONES:]})
+    return sorted({*tables, *_telling(places, of_beginning), *picked})
+
+
+def _sorted_out(frames: Iterable[tuple[int, bytes]]) -> tuple[list[int], list[int]]:
+    """Where tables begin, and where entries do."""
+    tables: list[int] = []
+    places: list[int] = []
+    for place, begin in frames:
+        (tables if b"layers" in begin else places).append(place)
+    return tables, places
+
+
+def _picked(file: BinaryIO, begin: int, end: int, most: int) -> set[int]:
+    """The frames around so many bytes, as far from each other, with the one after each; and the last ones."""
+    found = {frame_before(file, begin + (end - begin) * one // most, end) for one in range(most)}
+    places = {place for place in found if place is not None}
+    places |= {after for place in places if (after := place + AROUND + _length_at(file, place)) < end}
+    lasts = [end]
+    while len(lasts) <= _LAST_ONES and (before := frame_before(file, lasts[-1] - 1, end)) is not None:
+        lasts.append(before)
+    return {*places, *lasts[1:]}
+
+
+def _tables_needed(file: BinaryIO, places: Iterable[int]) -> int:
+    """By these entries: tables are numbered as they come."""
+    begins = ((place, os.pread(file.fileno(), _WORDS_WITHIN, place)) for place in places)
+    found = (_TABLE.findall(_words(file.fileno(), place, begin)) for place, begin in begins)
+    return 1 + max((int(number) for numbers in found for number in numbers), default=-1)
+
+
+def _length_at(file: BinaryIO, place: int) -> int:
+    return _length(os.pread(file.fileno(), LENGTH, place))
 
 
 @dataclass(frozen=True)
@@ -176,7 +224,7 @@ def _as_written(words: str) -> bytes:
 
 def _words(file: int, place: int, begin: bytes) -> bytes:
     """The beginning of a frame up to where its numbers come."""
-    whole = HEAD + _HEADER_LENGTH + int.from_bytes(begin[HEAD : HEAD + _HEADER_LENGTH], "little")
+    whole = HEAD + HEADER_LENGTH + int.from_bytes(begin[HEAD : HEAD + HEADER_LENGTH], "little")
     return begin[:whole] if whole <= len(begin) else os.pread(file, min(whole, AROUND + _length(begin)), place)
 
 
@@ -199,10 +247,10 @@ def _length(begin: bytes) -> int:
 
 
 def _telling(places: list[int], most: int) -> list[int]:
-    """The largest frame of each of so many stretches and its successor, and the last few."""
+    """The largest frame of each of so many stretches, and its successor."""
     lengths = [after - place for place, after in itertools.pairwise(places)]
     stretch = max(1, -(-len(lengths) // most))
-    chosen = set(range(len(places))[-_LAST_ONES:])
+    chosen: set[int] = set()
     for first in range(0, len(lengths), stretch):
         largest = max(range(first, min(first + stretch, len(lengths))), key=lengths.__getitem__)
         chosen.update((largest, largest + 1))

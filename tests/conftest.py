@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
 import pytest
 import torch
+
+from holter import monitor
 
 os.environ.pop("COLUMNS", None)  # workers of pytest get one, and tables would be as narrow as that
 if not torch.cuda.is_available():
@@ -16,3 +19,16 @@ if not torch.cuda.is_available():
 def _one_thread() -> None:
     """The models here are tiny: threads would only wait for each other."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _patience(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A machine that stands still for a second is no fault of the code: who waits for a file waits longer here.
+
+    Not where a test is about something that hangs; those are marked `hurried`.
+    """
+    with pytest.MonkeyPatch.context() as patched:
+        if request.node.get_closest_marker("hurried") is None:
+            patched.setattr(monitor, "_CLOSE_SECONDS", 20.0)
+            patched.setattr(monitor.Monitor.flush, "__defaults__", (20.0,))
+        yield

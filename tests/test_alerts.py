@@ -187,6 +187,7 @@ def test_what_a_server_answered_is_told(web: WebServer, monkeypatch: pytest.Monk
     told.sink.close()
 
 
+@pytest.mark.hurried
 @pytest.mark.parametrize("does", [HANGS, DIES, FAILS])
 @pytest.mark.parametrize("kind", ["web", "mail"])
 def test_a_server_that_never_answers_holds_up_neither_training_nor_close(

@@ -189,6 +189,41 @@ def test_a_worker_that_cannot_be_started_is_no_fault_of_the_run(
     asyncio.run(asked())
 
 
+@pytest.mark.parametrize("ticks", range(5))
+def test_to_be_cancelled_in_the_moment_of_an_answer_is_not_forgotten(ticks: int) -> None:
+    """The loop that asks would go on for ever, and a Ctrl-C with it."""
+
+    async def cancelled() -> bool:
+        answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+
+        async def work() -> bytes:
+            return await answer
+
+        task = asyncio.create_task(process.Process()._in_time(work(), process.Died))
+        for _ in range(3):
+            await asyncio.sleep(0)
+        answer.set_result(b"said")
+        for _ in range(ticks):
+            await asyncio.sleep(0)
+        was_over = not task.cancel()
+        await asyncio.wait([task])
+        return was_over or task.cancelled()
+
+    assert asyncio.run(cancelled())
+
+
+def test_a_worker_that_says_nothing_is_ended_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "_PROGRAM", "print('ready', flush=True); import time; time.sleep(600)")
+
+    async def asked() -> None:
+        one = process.Process(patience=5.0)
+        with pytest.raises(process.Died, match="5 s"):
+            await one.ask({"examine": "run"})
+        assert one._process is None
+
+    asyncio.run(asked())
+
+
 def test_without_descriptors_for_a_worker_the_list_says_so_and_goes_on_when_there_are(tmp_path: Path) -> None:
     """The limit is lowered to what the server has open, and raised again."""
     write_run(tmp_path / "run", steps=30)

@@ -273,6 +273,7 @@ def _slow(seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Doctor, "take", lambda self, record: time.sleep(seconds))
 
 
+@pytest.mark.hurried
 def test_a_doctor_that_hangs_holds_up_neither_training_nor_writer_nor_close(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -164,6 +164,7 @@ def _try_every_site(kinds: tuple[str, ...], unwatched: Training, path: Any, monk
     return total
 
 
+@pytest.mark.hurried
 @pytest.mark.timeout(400)  # hundreds of trainings, on a machine that may be busy
 def test_no_fault_reaches_the_training(unwatched: Training, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """P1: every function of Holter's, six kinds of error in turn, at least 2,000 faults."""

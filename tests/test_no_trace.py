@@ -166,6 +166,7 @@ def _growth(training: Training, steps: int) -> tuple[int, int]:
     return after[0] - before[0], after[1] - before[1]
 
 
+@pytest.mark.hurried
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("steps", [3000, pytest.param(10_000, marks=pytest.mark.gauntlet)])
 def test_memory_does_not_grow_with_the_steps(steps: int, tmp_path: Path) -> None:

@@ -124,6 +124,7 @@ def watched(sink: Sink, run: Path) -> Training:
     return training
 
 
+@pytest.mark.hurried
 def test_one_that_is_not_done_at_the_end_is_told_in_the_journal(gate: threading.Event, tmp_path: Path) -> None:
     """P15, P28: the journal says what the tool does not have."""
     is_in = threading.Event()
@@ -142,6 +143,7 @@ def test_one_that_is_not_done_at_the_end_is_told_in_the_journal(gate: threading.
     assert len(stored.history) == 8
 
 
+@pytest.mark.hurried
 def test_one_that_only_takes_long_to_close_is_no_trouble(gate: threading.Event, tmp_path: Path) -> None:
     def spoil(name: str) -> None:
         if name == "close":

@@ -22,6 +22,7 @@ from holter.sinks.naming import NAMES, make
 from holter.sinks.panels import Panels, histogram_tag, quantiles, tag
 from holter.statistics.histogram import Histograms
 from holter.statistics.rows import COLUMNS, Rows
+from tests.dashboards import wait_for
 from tests.models import make as make_training
 
 RANDOM = np.random.default_rng(11)
@@ -138,7 +139,7 @@ def watched(tmp_path: Path, sinks: list[Sink], steps: int = 12) -> tuple[Any, li
     training.monitor = holter.watch(training.model, training.optimizer, run=tmp_path / "run", sinks=sinks)
     for _ in range(steps):
         training.step()
-    training.monitor.flush()
+    assert training.monitor.flush(60)
     return training.monitor, training.losses
 
 
@@ -189,12 +190,14 @@ def test_a_sink_that_hangs_is_cut_off_and_holds_nobody_up(tmp_path: Path, hangin
     assert len(hanging.records) == 1 and not hanging.closed, "after that it gets nothing"
 
 
+@pytest.mark.hurried
 def test_a_sink_that_hangs_loses_nothing_of_the_journals(tmp_path: Path, hanging: Hanging) -> None:
     sound = Memory()
     monitor, _ = watched(tmp_path, [hanging, sound], steps=40)
+    wait_for(lambda: len([one for one in sound.records if not one.late]) == 40)
     monitor.close()
     assert len(holter.open_run(tmp_path / "run").history) == 40
-    assert len([one for one in sound.records if not one.late]) == 40 and not hanging.records
+    assert hanging.is_in.is_set() and not hanging.records
 
 
 class Slow(Memory):

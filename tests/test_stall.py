@@ -123,6 +123,7 @@ class BlackHole:
         self.gate.wait(60)
 
 
+@pytest.mark.hurried
 def test_a_sink_that_hangs_holds_up_neither_training_nor_journal_nor_close(
     tmp_path: Path, gate: threading.Event
 ) -> None:

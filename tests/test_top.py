@@ -288,7 +288,13 @@ def test_without_a_terminal_it_is_one_frame(healthy: Path) -> None:
 # In a terminal --------------------------------------------------------------------------------------------------
 
 HOME = "\x1b[H"  # where a frame begins
-TOP = "import sys; from rich.console import Console; from holter.top import show_top; show_top(sys.argv[1], Console())"
+TOP = """
+import signal, sys
+from rich.console import Console
+from holter.top import show_top
+signal.signal(signal.SIGINT, signal.default_int_handler)  # what runs in the background of a shell would ignore it
+show_top(sys.argv[1], Console())
+"""
 
 
 def train_as_told(path: Path, told: Connection) -> None:

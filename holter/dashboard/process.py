@@ -9,6 +9,8 @@ import sys
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
+import anyio
+
 PATIENCE = 120.0  # seconds for an answer
 READY = b"ready\n"  # what it says first
 _LINE = 256 << 20  # bytes of an answer
@@ -41,8 +43,13 @@ class Process:
 
     async def _in_time(self, work: Coroutine[Any, Any, _Said], failure: type[Died]) -> _Said:
         try:
-            return await asyncio.wait_for(work, self._patience)
-        except (OSError, ValueError, RuntimeError, MemoryError, asyncio.TimeoutError) as error:
+            # asyncio.wait_for forgets that it was cancelled where the answer comes in that moment (before Python 3.12).
+            with anyio.fail_after(self._patience):
+                return await work
+        except TimeoutError as error:
+            await self.stop()
+            raise failure(f"it said nothing for {self._patience:.0f} s") from error
+        except (OSError, ValueError, RuntimeError, MemoryError) as error:
             await self.stop()
             raise failure(_words(error)) from error
         except asyncio.CancelledError:  # its answer would be taken for that to the next question

@@ -146,7 +146,8 @@ def _unobserved(follower: Follower, examined: Examined) -> list[str]:
         if 0 < digest.looks.get(role, 0) < digest.count and not follower.is_sample:
             what = {"gradient": "Gradients", "batch": "Batches"}[role]
             found.append(
-                f"{what} were measured in {digest.looks[role]:,} of {digest.count:,} steps, as the budget allows."
+                f"{what} were measured in {digest.looks[role]:,} of {digest.count:,} steps, as often as was asked for "
+                "and as the budget allows."
             )
     if "loss" not in digest.scalars:
         found.append("The loss was not logged: monitor.log(loss=loss).")
