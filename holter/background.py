@@ -10,6 +10,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Generic, TypeVar
 
+from holter.apart import seconds_apart
+
 Item = TypeVar("Item")
 
 MOST_ITEMS = 4096
@@ -128,7 +130,7 @@ class Background(Generic[Item]):
     def _run(self) -> None:
         while self._wait_for_item():
             again = self._do(self._queue[0][0])
-            self.seconds = time.thread_time()
+            self.seconds = time.thread_time() + seconds_apart()
             with self._changed:
                 if again is None:
                     _, size = self._queue.popleft()

@@ -52,8 +52,6 @@ class Journal:
             raise
 
     def append(self, entry: Entry) -> None:
-        if os.fstat(self._file).st_nlink == 0:
-            raise FileNotFoundError(errno.ENOENT, "the journal was deleted", str(self.path))
         encoder = self._encoder.copy()  # a table counts as written only when the write went through
         self._write(b"".join(_frame(blob) for blob in encoder.encode(entry)))
         self._encoder = encoder
@@ -67,7 +65,10 @@ class Journal:
 
     def _write(self, data: bytes) -> None:
         try:
-            if os.fstat(self._file).st_size != self._end:  # an earlier write was cut short, and so was its undoing
+            found = os.fstat(self._file)
+            if found.st_nlink == 0:
+                raise FileNotFoundError(errno.ENOENT, "the journal was deleted", str(self.path))
+            if found.st_size != self._end:  # an earlier write was cut short, and so was its undoing
                 os.ftruncate(self._file, self._end)
             written = os.write(self._file, data)
             if written != len(data):  # a full disk may take a part and raise nothing
