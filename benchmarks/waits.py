@@ -23,6 +23,7 @@ WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize
 _WARNING = "called a synchronizing CUDA operation"
 _ERROR_STEPS = 20
 _BIG_STEPS, _SMALL_STEPS = 50, 1000
+_SMALL_WARM_UP = 400  # by then the looks at activations, 100 steps apart, that tell a dead unit from an idle one are kept
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class Memory:
     peak: dict[str, int]  # a variant -> the most that was allocated while one copy alone took 5 steps
     peak_ratio: dict[str, float]  # to the training that nobody watches
     growth: dict[str, int]  # over 50 steps of the model, after 10
-    small_model_growth: int  # over 1,000 steps of a small model, watched at every step, after 10
+    small_model_growth: int  # over 1,000 steps of a small model, watched at every step, after 400
 
 
 def measure_waits(trainings: Mapping[str, Training], steps: int) -> Waits:
@@ -153,11 +154,13 @@ def _small_model_growth(device: torch.device) -> int:
             optimizer.zero_grad()
             monitor.log(loss=loss)
 
-        return _growth(step, monitor, _SMALL_STEPS, device)
+        return _growth(step, monitor, _SMALL_STEPS, device, warm_up=_SMALL_WARM_UP)
 
 
-def _growth(step: Callable[[], None], monitor: holter.Monitor | None, steps: int, device: torch.device) -> int:
-    for _ in range(10):  # first steps allocate what is kept
+def _growth(
+    step: Callable[[], None], monitor: holter.Monitor | None, steps: int, device: torch.device, warm_up: int = 10
+) -> int:
+    for _ in range(warm_up):  # first steps allocate what is kept
         step()
     _settle(monitor)
     before = torch.cuda.memory_allocated(device)

@@ -36,7 +36,10 @@ def apart(work: Callable[[], _Made]) -> _Made:
         return work()
     thread.join()
     _here.seconds = seconds_apart() + seconds[0]
-    return made.result()
+    try:
+        return made.result()
+    finally:
+        del made  # it would keep an error, whose traceback keeps this frame, which keeps it
 
 
 def seconds_apart() -> float:
