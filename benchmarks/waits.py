@@ -23,7 +23,7 @@ WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize
 _WARNING = "called a synchronizing CUDA operation"
 _ERROR_STEPS = 20
 _BIG_STEPS, _SMALL_STEPS = 50, 1000
-_SMALL_WARM_UP = 400  # by then the looks at activations, 100 steps apart, that tell a dead unit from an idle one are kept
+_SMALL_WARM_UP = 400  # by then all looks at activations are kept that tell a dead unit from an idle one
 
 
 @dataclass(frozen=True)
