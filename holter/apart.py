@@ -19,27 +19,26 @@ _here = threading.local()
 
 def apart(work: Callable[[], _Made]) -> _Made:
     """What `work` makes, or raises; it is waited for."""
-    made: Future[_Made] = Future()
-    seconds = [0.0]
-
-    def do() -> None:
-        try:
-            made.set_result(work())
-        except BaseException as error:
-            made.set_exception(error)
-        seconds[0] = time.thread_time()
-
-    thread = threading.Thread(target=do, name="holter-apart", daemon=True)
+    made: Future[tuple[_Made, float]] = Future()
+    thread = threading.Thread(target=_do, args=(work, made), name="holter-apart", daemon=True)
     try:
         thread.start()
     except RuntimeError:  # the interpreter ends, and begins no thread any more
         return work()
-    thread.join()
-    _here.seconds = seconds_apart() + seconds[0]
     try:
-        return made.result()
+        result, seconds = made.result()
     finally:
+        thread.join()  # so that torch's threads are gone, too
         del made  # it would keep an error, whose traceback keeps this frame, which keeps it
+    _here.seconds = seconds_apart() + seconds
+    return result
+
+
+def _do(work: Callable[[], _Made], made: Future[tuple[_Made, float]]) -> None:
+    try:
+        made.set_result((work(), time.thread_time()))
+    except BaseException as error:
+        made.set_exception(error)
 
 
 def seconds_apart() -> float:
