@@ -51,7 +51,7 @@ def test_where_no_thread_can_be_begun_it_is_done_here(monkeypatch: pytest.Monkey
 
 
 TRAINING = """
-import os, sys, torch, holter
+import os, sys, time, torch, holter
 from torch import nn
 torch.set_num_threads(2)
 def threads():
@@ -71,6 +71,9 @@ for _ in range(5):
 assert monitor.flush(60)
 record = list(holter.open_run(sys.argv[1]).records)[-1]
 assert {"activation", "second_moment"} <= set(record.rows)
+until = time.monotonic() + 20
+while threads() > begun and time.monotonic() < until:  # they go a moment after what they were there for
+    time.sleep(0.05)
 print(before, begun, threads())
 """
 
