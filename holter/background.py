@@ -10,8 +10,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Generic, TypeVar
 
-from holter.apart import seconds_apart
-
 Item = TypeVar("Item")
 
 MOST_ITEMS = 4096
@@ -30,7 +28,8 @@ class Background(Generic[Item]):
     """Calls `work(item)` for every posted item, in order, on a thread of its own.
 
     `work` returns None when the item is done, or the seconds after which to try it again; it should not raise, and
-    where it does, `failed` is told and the item is given up. `idle` is called now and then while there is no work.
+    where it does, `failed` is told and the item is given up. `begin` is called first of all on the thread, `idle` now
+    and then while there is no work.
     A forked child inherits the object but not the thread: there, posting and closing do nothing.
     """
 
@@ -40,6 +39,7 @@ class Background(Generic[Item]):
         failed: Callable[[BaseException], None],
         *,
         name: str,
+        begin: Callable[[], None] | None = None,
         idle: Callable[[], None] | None = None,
         idle_seconds: float = 5.0,
         pace_seconds: float = _PACE_SECONDS,
@@ -47,7 +47,8 @@ class Background(Generic[Item]):
         most_items: int = MOST_ITEMS,
         most_bytes: int = MOST_BYTES,
     ) -> None:
-        self._work, self._failed, self._idle, self._idle_seconds = work, failed, idle, idle_seconds
+        self._work, self._failed, self._begin = work, failed, begin
+        self._idle, self._idle_seconds = idle, idle_seconds
         self._pace_seconds, self._awake_seconds = pace_seconds, awake_seconds
         self._most_items, self._most_bytes = most_items, most_bytes
         self._queue: deque[tuple[Item, int]] = deque()
@@ -128,9 +129,11 @@ class Background(Generic[Item]):
             self._changed.notify_all()
 
     def _run(self) -> None:
+        if self._begin is not None:
+            self._quietly(self._begin)
         while self._wait_for_item():
             again = self._do(self._queue[0][0])
-            self.seconds = time.thread_time() + seconds_apart()
+            self.seconds = time.thread_time()
             with self._changed:
                 if again is None:
                     _, size = self._queue.popleft()

@@ -206,6 +206,13 @@ def _unpack(blob: bytes) -> tuple[Mapping[str, Any], Arrays]:
     return json.loads(header["__metadata__"][_KEY]), safetensors_numpy.load(blob)
 
 
+def is_record(blob: bytes) -> bool:
+    try:
+        return bool(read_words(blob)["kind"] == "record")
+    except ValueError:
+        return False
+
+
 def read_words(blob: bytes) -> dict[str, Any]:
     """An entry's words alone, those of a record with its scalars by name and without its rows: for a quick look."""
     try:

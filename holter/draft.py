@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from holter.apart import apart
 from holter.record import Floats, LayerRows, Record
 from holter.statistics.device_rows import DeviceRows
 from holter.statistics.histogram import Histograms
@@ -76,7 +75,7 @@ class RoleRows:
     def on_host(self, arrived: Iterator[AnyArray]) -> tuple[Rows, Floats | None]:
         """The rows and the sums beside them, of what has come."""
         if isinstance(self.rows, LateRows):
-            rows, sums = apart(self.rows.measure)
+            rows, sums = self.rows.measure()
             made = replace(self, rows=rows, sums=sums)
             return made.on_host(tensor.numpy() for tensor in made.tensors())
         values = np.asarray(next(arrived), dtype=np.float64)

@@ -28,10 +28,8 @@ AROUND = 3 * LENGTH  # what a frame has besides its blob
 _MAGIC = b"HOLTER"
 _READ_AT_ONCE = 1 << 20
 _SIGN_AT = HEAD + HEADER_LENGTH  # in a frame
-_LOOK_BACK, _FARTHEST_BACK = (
-    64 << 10,
-    64 << 20,
-)  # bytes in which the beginning of a frame is looked for: at first, at most
+# Bytes in which the beginning of a frame is looked for: at first, and at most.
+_LOOK_BACK, _FARTHEST_BACK = 64 << 10, 64 << 20
 
 
 class Journal:
@@ -202,12 +200,13 @@ def whole_until(file: BinaryIO, end: int) -> int:
     return BEGIN + sum(AROUND + len(blob) for _, blob in _frames(file, end))
 
 
-def frame_before(file: BinaryIO, place: int, end: int) -> int | None:
-    """Where the last frame begins that begins here or before, wherever in the file this is; None where none is near.
+def frame_before(file: BinaryIO, place: int, end: int, lowest: int = BEGIN) -> int | None:
+    """Where the last frame begins that begins here or before, wherever in the file this is; None where none does that
+    is near and not below the lowest place.
 
     Found by how every blob begins, so that nobody has to come along from the start. Its checksum is not looked at.
     """
-    lowest = max(BEGIN, place - _FARTHEST_BACK) + _SIGN_AT
+    lowest = max(lowest, place - _FARTHEST_BACK) + _SIGN_AT
     after, much = place + _SIGN_AT + 1, _LOOK_BACK  # it begins before that
     while after > lowest:
         first = max(lowest, after - much)
@@ -215,20 +214,20 @@ def frame_before(file: BinaryIO, place: int, end: int) -> int | None:
         seen = file.read(after - first + len(SIGN) - 1)
         at = len(seen)
         while (at := seen.rfind(SIGN, 0, at)) >= 0:
-            if _is_framed(file, first + at - _SIGN_AT, end):
+            if is_framed(file, first + at - _SIGN_AT, end):
                 return first + at - _SIGN_AT
             at += len(SIGN) - 1  # where one that begins before that ends at the latest
         after, much = first, min(2 * much, 1 << 22)
     return None
 
 
-def _is_framed(file: BinaryIO, place: int, end: int) -> bool:
-    """Whether a length stands here, and again where it says."""
+def is_framed(file: BinaryIO, place: int, end: int) -> bool:
+    """Whether a length stands here, and again where it says. No blob is empty, but a disk may leave zeros behind."""
     file.seek(place)
     length = file.read(LENGTH)
     after = place + HEAD + _number(length)
     file.seek(after)
-    return after + LENGTH <= end and file.read(LENGTH) == length
+    return place + HEAD < after <= end - LENGTH and file.read(LENGTH) == length
 
 
 def last_ending(path: Path) -> Ending | None:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from holter.codec import HEADER_LENGTH, Decoder, read_words
-from holter.journal import AROUND, BEGIN, HEAD, LENGTH, frame_before, has_header, read_frame
+from holter.journal import AROUND, BEGIN, HEAD, LENGTH, frame_before, has_header, is_framed, read_frame
 from holter.record import EXECUTION_ORDER, Entry, Record
 
 _KIND_WITHIN = 64  # bytes of an entry in which its kind stands
@@ -28,6 +28,7 @@ _LAST_ONES = 8
 _AT_ONCE = 384 << 20  # bytes that are decoded in about a second
 _EACH = 64 << 10  # bytes that take as long as any entry does, however small it is
 _WALKED = 1024  # frames at the beginning of a long journal that are all looked at
+_STRETCH = 64 << 10  # bytes of it from which the largest frame is taken, at each place that is picked
 # The first words of a record as the codec writes them: JSON within JSON.
 _RECORD = re.compile(
     rb'\{\\"kind\\": \\"record\\", \\"step\\": (-?\d+), \\"time\\": [^,]+, '
@@ -37,8 +38,8 @@ _TABLE = re.compile(rb'\\"layers\\": (\d+)')  # a record's reference to one
 
 
 def read_sample(path: Path, most: int) -> Iterator[Entry]:
-    """Some entries from all over a long journal, in their order: about `most`, of which the large ones, which say most,
-    are the likeliest; the one after each, which may hold what was logged late of the same step; and the last ones."""
+    """Some entries from all over a long journal, in their order: of so many stretches the largest, which says most, and
+    the one after it, which may hold what was logged late of the same step; and the last ones."""
     with path.open("rb") as file:
         if not has_header(file, path):
             return
@@ -50,20 +51,21 @@ def _sampled(file: BinaryIO, end: int, most: int) -> list[int]:
     """Where the frames of a sample begin, and the tables that they need.
 
     To walk along all of a long journal is to read it: systems read ahead. So only its beginning is walked along, where
-    the tables are, and of the rest some bytes are picked, and the frames that they are in.
+    the tables are, and of the rest some frames are found from places that are spread over it.
     """
     walk = _walk(file.fileno(), end, HEAD + _KIND_WITHIN)
     tables, places = _sorted_out(itertools.islice(walk, _WALKED))
-    if len(tables) + len(places) < _WALKED:
+    walked = _end_of(file, tables, places)
+    if walked >= end:
         return sorted({*tables, *_telling(places, most), *places[-_LAST_ONES:]})
-    walked = max((*tables, *places))
     of_beginning = max(1, most * walked // end)
     picked = _picked(file, walked, end, most - of_beginning)
-    if not picked or _tables_needed(file, picked) > len(tables):  # there are more, farther on
-        more_tables, more_places = _sorted_out(walk)
-        places += more_places
-        return sorted({*tables, *more_tables, *_telling(places, most), *places[-_LAST_ONES:]})
-    return sorted({*tables, *_telling(places, of_beginning), *picked})
+    if _tables_needed(file, picked) <= len(tables):
+        return sorted({*tables, *_telling(places, of_beginning), *picked})
+    more_tables, more_places = _sorted_out(walk)  # there are tables farther on
+    walked, places = _end_of(file, more_tables, more_places, walked), [*places, *more_places]
+    behind_damage = (place for place in picked if place >= walked)
+    return sorted({*tables, *more_tables, *_telling(places, most), *places[-_LAST_ONES:], *behind_damage})
 
 
 def _sorted_out(frames: Iterable[tuple[int, bytes]]) -> tuple[list[int], list[int]]:
@@ -75,15 +77,41 @@ def _sorted_out(frames: Iterable[tuple[int, bytes]]) -> tuple[list[int], list[in
     return tables, places
 
 
+def _end_of(file: BinaryIO, tables: list[int], places: list[int], otherwise: int = BEGIN) -> int:
+    """Where the last of these frames ends."""
+    last = max((*tables[-1:], *places[-1:]), default=None)
+    return otherwise if last is None else last + AROUND + _length(os.pread(file.fileno(), LENGTH, last))
+
+
 def _picked(file: BinaryIO, begin: int, end: int, most: int) -> set[int]:
-    """The frames around so many bytes, as far from each other, with the one after each; and the last ones."""
-    found = {frame_before(file, begin + (end - begin) * one // most, end) for one in range(most)}
-    places = {place for place in found if place is not None}
-    places |= {after for place in places if (after := place + AROUND + _length_at(file, place)) < end}
+    """Frames at so many places, as far from each other; and the last ones."""
+    places: set[int] = set()
+    lowest = begin
+    for one in range(most):
+        place = begin + (end - begin) * one // most
+        found = frame_before(file, place, end, lowest)
+        if found is not None:
+            places.update(_largest_from(file, found, end))
+        lowest = place + 1
     lasts = [end]
     while len(lasts) <= _LAST_ONES and (before := frame_before(file, lasts[-1] - 1, end)) is not None:
         lasts.append(before)
     return {*places, *lasts[1:]}
+
+
+def _largest_from(file: BinaryIO, place: int, end: int) -> list[int]:
+    """Of the frames that begin here or soon after the largest, and the one after it."""
+    seen = os.pread(file.fileno(), _STRETCH, place)
+    sizes = {0: AROUND + _length(seen)}
+    begin, after = 0, sizes[0]
+    while after <= len(seen) - LENGTH and seen[after - LENGTH : after] == seen[begin : begin + LENGTH]:
+        begin, after = after, after + AROUND + _length(seen[after : after + LENGTH])
+        sizes[begin] = after - begin
+    if not is_framed(file, place + begin, end):
+        del sizes[begin]
+    largest = max(sizes, key=sizes.__getitem__, default=0)
+    following = place + largest + sizes.get(largest, 0)
+    return [place + largest, following] if is_framed(file, following, end) else [place + largest]
 
 
 def _tables_needed(file: BinaryIO, places: Iterable[int]) -> int:
@@ -91,10 +119,6 @@ def _tables_needed(file: BinaryIO, places: Iterable[int]) -> int:
     begins = ((place, os.pread(file.fileno(), _WORDS_WITHIN, place)) for place in places)
     found = (_TABLE.findall(_words(file.fileno(), place, begin)) for place, begin in begins)
     return 1 + max((int(number) for numbers in found for number in numbers), default=-1)
-
-
-def _length_at(file: BinaryIO, place: int) -> int:
-    return _length(os.pread(file.fileno(), LENGTH, place))
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ No lock and no shared index: one writer a file, so damage to one run or file nev
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
@@ -23,9 +24,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from holter.codec import is_record
 from holter.diagnosis.finding import Finding, from_problem
 from holter.history import History
-from holter.journal import JournalReader, last_ending
+from holter.journal import JournalReader, last_ending, read_backwards
 from holter.record import FORMAT, Ending, Problem, Record
 
 STALE_SECONDS = 30.0  # a live run touches its journal every few seconds
@@ -95,6 +97,15 @@ def next_segment(directory: Path, rank: int) -> int:
     """One more than any segment that this rank has a journal of."""
     taken = [found.segment for found in _journals(directory) if found.rank == rank]
     return max(taken, default=-1) + 1
+
+
+def has_records(directory: Path, rank: int) -> bool:
+    """Whether this rank has taken steps there, by the last entries of its journals."""
+    lasts = (itertools.islice(read_backwards(one.path), 8) for one in _journals(directory) if one.rank == rank)
+    try:
+        return any(is_record(blob) for blobs in lasts for blob in blobs)
+    except (OSError, ValueError):  # what cannot be read is not known
+        return False
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ fit is dropped and counted. Every sink has a thread of its own, so that none of 
 from __future__ import annotations
 
 import atexit
+import logging
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from holter.alerts import Alerts
+from holter.alone import compute_alone
 from holter.background import Background, Soon
 from holter.diagnosis.finding import Finding
 from holter.draft import Draft
@@ -24,7 +26,7 @@ from holter.journal import Journal
 from holter.machine import Machine
 from holter.record import Ending, Entry, Problem, Record
 from holter.repeats import Repeats
-from holter.run import journal_path, next_segment, write_info
+from holter.run import has_records, journal_path, next_segment, write_info
 from holter.sinks.background import Background as BackgroundSink
 from holter.sinks.sink import Sink
 
@@ -33,6 +35,8 @@ from holter.sinks.sink import Sink
 _ARRIVAL = Soon(0.25)
 _EXIT_SECONDS = 2.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0  # between two tries of a disk that fails
+
+_logger = logging.getLogger("holter")
 
 Task = Callable[[], float | None]
 Report = Callable[[str, BaseException], None]
@@ -73,6 +77,8 @@ class Writer:
         self._built: tuple[Draft, Record] | None = None  # so that a failing disk does not make it anew each time
         self._pause = 0.0
         self._repeats = Repeats()
+        # Until the first record. One process tells it for all.
+        self._is_again = directory is not None and rank == 0 and has_records(directory, rank)
         if directory is not None:
             write_info(directory, info)
             self._open_journal(directory)
@@ -87,7 +93,7 @@ class Writer:
             if isinstance(sink, Alerts):
                 sink.begin(directory, self.post_delivery, report)
         self._background: Background[Task] = Background(
-            _call, partial(report, "write a record"), name="holter-writer", idle=self._touch
+            _call, partial(report, "write a record"), name="holter-writer", begin=compute_alone, idle=self._touch
         )
         if not _open:
             atexit.unregister(_wait_for_all)
@@ -174,12 +180,23 @@ class Writer:
         if pause is None:
             self._built = None
             self._last = record.step, record.segment
+            self._tell_of_earlier(record)
             if "loss" in record.scalars:
                 self.newest = {"loss": record.scalars["loss"]}
             self._with_examination("show a record to the diagnosis", lambda examination: examination.post(record))
             for sink in self._sinks:
                 sink.write(record)
         return pause
+
+    def _tell_of_earlier(self, first: Record) -> None:
+        """A script that was started again, or a checkpoint without the monitor's state, hides what was there before."""
+        if self._is_again and first.step == 0:
+            _logger.warning(
+                "%s holds an earlier training: from step 0 on this one takes its place. Give each a run= of its own, "
+                "or go on where it stopped with monitor.load_state_dict(state)",
+                self._directory,
+            )
+        self._is_again = False
 
     def _sink_failed(self, sink: Sink, error: Exception) -> None:
         self._report(f"write to {type(sink).__name__}", error)

@@ -73,6 +73,39 @@ def test_thresholds_are_one_object() -> None:
         Thresholds(loss_spike=-1)
 
 
+@pytest.mark.parametrize("pace", [4, 20, 60, 120, 250])
+@pytest.mark.parametrize("steps", [40, 150, 400, 700])
+def test_no_loss_of_zero_is_promised(pace: float, steps: int) -> None:
+    """A cross-entropy that falls quickly is above 0 for ever; a line or a free curve through it is not."""
+    t = np.arange(steps)
+    for seed in range(4):
+        noise = np.exp(0.3 * np.random.default_rng(seed).normal(size=steps))
+        found = outlook(t, 2.3 * np.exp(-t / pace) * noise, None).forecast
+        assert found is not None and 0 < found.low <= found.loss <= found.high, found
+
+
+def test_of_a_quick_fall_that_slows_down_the_level_is_found() -> None:
+    """Not only above 0, but near what comes in as many steps again: half of them within a factor of 2.5. Curves that
+    begin to fall at once are three times too high here, and those that level off anywhere go to 0."""
+    missed = []
+    for seed in range(20):
+        random = np.random.default_rng(seed)
+        t = np.arange(800)
+        truth = random.uniform(0.02, 0.1) + 2.3 * np.exp(-t / random.uniform(60, 200))
+        found = forecast(t[:400], (truth * np.exp(0.3 * random.normal(size=800)))[:400], 799)
+        assert found is not None
+        missed.append(abs(np.log(found.loss / truth[-1])))
+    assert np.median(missed) < np.log(2.5), np.round(missed, 2)
+
+
+def test_a_loss_that_may_be_negative_is_followed_below_zero() -> None:
+    """A log-likelihood has no floor."""
+    t = np.arange(400)
+    found = forecast(t, -2.0 + 6.0 * (t + 1.0) ** -0.3, 2000)
+    assert found is not None and found.low <= found.loss <= found.high < 0
+    assert found.loss == pytest.approx(-2.0 + 6.0 * 2001**-0.3, abs=0.1)
+
+
 def test_an_outlook_is_for_the_end_of_the_plan_or_for_as_many_steps_again() -> None:
     steps = np.arange(200)
     losses = 1.0 + 3.0 * (steps + 1.0) ** -0.5

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 import time
@@ -17,6 +19,7 @@ import numpy as np
 import psutil
 import pytest
 
+import holter
 from holter.dashboard.desk import Desk
 from holter.dashboard.shelf import Shelf
 from holter.journal import Journal
@@ -26,6 +29,8 @@ from holter.run import journal_path, open_run
 from tests.dashboards import Served, record, served, strict, wait_for, write_run
 
 NAN, INF = math.nan, math.inf
+HOLTER = Path(holter.__file__).parent
+REPORT, COMPARISON, DASHBOARD = (HOLTER / part / "page" for part in ("report", "comparison", "dashboard"))
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +55,10 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (newer / "rank-0.journal").write_bytes(whole[:6] + b"\xff\x00" + whole[8:])
     torn = write_run(root / "torn", steps=20)
     (torn / "rank-0.journal").write_bytes((torn / "rank-0.journal").read_bytes()[:-100])
+    flipped = write_run(root / "flipped", steps=40) / "rank-0.journal"
+    damaged = bytearray(flipped.read_bytes())
+    damaged[len(damaged) // 2] ^= 1
+    flipped.write_bytes(damaged)
     (root / "no run at all").mkdir()
     outside = tmp_path_factory.mktemp("outside")
     write_run(outside / "secret")
@@ -95,6 +104,27 @@ def test_what_is_wrong_with_a_damaged_run_stands_in_the_list(server: Served) -> 
     assert "upgrade" in runs["newer"]["trouble"]
     assert "leads out" in runs["way-out"]["trouble"] and "lead out" in runs["files-out"]["trouble"]
     assert runs["done"]["trouble"] == ""
+
+
+def test_a_run_that_can_be_read_in_part_is_told_in_the_list(server: Served, root: Path) -> None:
+    """Its last entries are whole, so that a look at the end of it shows nothing; the examination does."""
+    runs = wait_for(lambda: (found := listed(server))["flipped"]["verdict"] and found["torn"]["verdict"] and found)
+    read = len(open_run(root / "flipped").history)
+    assert 0 < read < 40 == runs["flipped"]["steps"]
+    assert f"cannot be read: {read} steps are shown" in runs["flipped"]["trouble"]
+    assert runs["torn"]["state"] == "running" and runs["torn"]["trouble"] == "", "it may be in the midst of a write"
+
+
+def test_the_styles_of_one_page_do_not_change_what_another_has() -> None:
+    """The page of a run has all three: a class that two of them describe looks like neither."""
+    sheets = [
+        re.sub(r"/\*.*?\*/", "", (pages / name).read_text(encoding="utf-8"), flags=re.DOTALL)
+        for pages, name in ((REPORT, "style.css"), (COMPARISON, "compare.css"), (DASHBOARD, "dashboard.css"))
+    ]
+    described = [set(re.findall(r"(?:^|[},])\s*(\.[\w-]+)\s*(?=[,{])", sheet)) for sheet in sheets]
+    assert all(classes for classes in described)
+    for one, other in itertools.combinations(described, 2):
+        assert not one & other
 
 
 def test_every_listed_run_has_a_page_that_says_what_is_there(server: Served) -> None:

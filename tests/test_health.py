@@ -87,6 +87,92 @@ def test_each_line_fails_where_it_should(name: str, changes: dict[str, Any]) -> 
     assert check(name, **changes).state == "failed"
 
 
+def test_to_come_back_from_a_rise_is_no_fall() -> None:
+    """A rate that is too high: up at once, and back to where a network that knows nothing is."""
+    noise = 0.05 * np.random.default_rng(2).normal(size=200)
+    dead = np.where(np.arange(200) < 16, 4.0, 2.4) + noise
+    dead[:4] = 2.3
+    (line,) = [one for one in check_health(_losses(dead)) if "loss falls" in one.name]
+    assert line.state == "failed" and line.text.startswith("2.3 → 2.4")
+    learning = np.where(np.arange(200) < 16, dead, 1.5 + noise)  # one that rose first, and then learned
+    (line,) = [one for one in check_health(_losses(learning)) if "loss falls" in one.name]
+    assert line.state == "passed"
+
+
+def test_a_low_loss_at_the_first_steps_is_no_measure_where_losses_swing() -> None:
+    """Batches of one or two: what looks like a rise is noise."""
+    swinging = np.random.default_rng(3).gamma(2.0, 0.5, size=400) * np.where(np.arange(400) < 60, 2.0, 1.0)
+    swinging[:3] = 0.1
+    (line,) = [one for one in check_health(_losses(swinging)) if "loss falls" in one.name]
+    assert line.state == "passed"
+
+
+def _losses(values: np.ndarray) -> History:
+    return History([Record(step, 0.0, {"loss": value}) for step, value in enumerate(values.tolist())])
+
+
+@pytest.mark.parametrize("name", ["norm is between", "phase", "bell", "out of all bounds", "outer limits"])
+def test_what_is_not_finite_any_more_does_not_pass(name: str) -> None:
+    """The histograms, the updates and the norms that are finite are all from before."""
+    line = next(one for one in check_health(_broken(since=93), LAYERS) if name in one.name)
+    assert line.state == "failed" and "not finite since step " in line.text
+    assert next(one for one in check_health(_broken(since=200), LAYERS) if name in one.name).state == "passed"
+
+
+@pytest.mark.parametrize("name", ["norm is between", "bell", "outer limits"])
+def test_a_single_step_that_overflowed_is_no_illness(name: str) -> None:
+    """A loss scale is tried, and lowered where it is too large; the run may end there."""
+    found = check_health(_broken(since=99, loss=0.5, ratio=3e-3), LAYERS)
+    assert next(one for one in found if name in one.name).state == "passed"
+
+
+def test_a_training_that_ended_at_its_first_loss_of_nan_is_beyond_the_limits() -> None:
+    line = next(one for one in check_health(_broken(since=99, ratio=3e-3), LAYERS) if "outer limits" in one.name)
+    assert line.state == "failed" and line.text == "loss: not finite since step 99"
+
+
+def _broken(since: int, loss: float = np.nan, ratio: float = np.nan) -> History:
+    """A healthy one up to a step; from there on gradients that are not finite, and such losses and ratios."""
+    names = ("a.weight", "b.weight", "c")
+    bad = LayerRows(names, measure_rows([torch.full((5000,), torch.nan)] * 3))
+    records = []
+    for record in history().records:
+        if record.step >= since:
+            scalars = {**record.scalars, "loss": loss, "gradient_norm": np.inf}
+            rows = {"gradient": bad} | ({"update": _ratios(np.full(3, ratio))} if record.step % 5 == 0 else {})
+            record = Record(record.step, record.time, scalars, rows)
+        records.append(record)
+    return History(records)
+
+
+@pytest.mark.parametrize("name", ["phase", "bell", "out of all bounds"])
+def test_what_was_last_measured_long_ago_is_not_judged(name: str) -> None:
+    healthy = history().records
+    later = [Record(step, 0.0, healthy[-1].scalars) for step in range(100, 250)]
+    line = next(one for one in check_health(History([*healthy, *later]), LAYERS) if name in one.name)
+    assert line.state == "not observed" and "last" in line.text
+    soon = next(one for one in check_health(History([*healthy, *later[:10]]), LAYERS) if name in one.name)
+    assert soon.state == "passed"
+
+
+@pytest.mark.parametrize("name", ["phase", "out of all bounds"])
+def test_matrices_that_stand_still_while_biases_move_fail(name: str) -> None:
+    """A dead network: updates were measured, and are nothing."""
+    line = check(name, ratios=[0.0, 0.0, 0.3])
+    assert line.state == "failed" and line.text.startswith("exactly 0 of late in all 2 matrices")
+    adapter = check(name, ratios=[0.0, np.nan, 0.3])  # at its first step: to a matrix of zeros there is no ratio
+    assert adapter.state != "failed"
+
+
+def test_updates_above_their_band_are_not_near_it_where_the_loss_has_risen() -> None:
+    above, below = [0.03, 0.02, 0.04], [5e-4, 4e-4, 6e-4]
+    line = check("phase", ratios=above, loss=RISING)
+    assert line.state == "failed" and "the loss is above where it began" in line.text
+    assert check("phase", ratios=above, loss=np.full(100, 2.3)).state == "passed", "one that stands still has not"
+    assert check("phase", ratios=below, loss=RISING).state == "passed", "they were not what did it"
+    assert check("phase", ratios=[3e-3, 4e-3, 2e-3], loss=RISING).state == "passed"
+
+
 def test_an_update_that_is_no_number_does_not_hide_the_one_before() -> None:
     """A training that has gone to NaN has no ratios any more: the last ones that it had are judged."""
     records = [Record(step, 0.0, rows={"update": _ratios(np.array([3e-3, 4e3, 2e-3]))}) for step in range(30)]
@@ -103,7 +189,10 @@ def _ratios(values: np.ndarray) -> LayerRows:
 
 
 def test_steps_that_became_quicker_are_no_trouble() -> None:
-    assert check("throughput", step_time=np.where(np.arange(100) < 50, 0.2, 0.1)).state == "passed"
+    """And the line does not call them steady, beside a figure that says otherwise."""
+    line = check("throughput", step_time=np.where(np.arange(100) < 50, 0.2, 0.1))
+    assert line.state == "passed" and "2×" in line.text
+    assert "steady" not in line.name and "%" not in line.name
 
 
 def test_layers_of_another_kind_are_not_compared() -> None:
@@ -158,9 +247,10 @@ def test_a_throughput_that_swings_is_steady_and_one_that_has_fallen_is_not() -> 
     """Other work on a machine comes and goes. Batches that grow make longer steps, not slower ones."""
     swinging = np.where(np.arange(100) // 10 % 2 == 0, 0.1, 0.2)
     swinging[50:] = np.where(np.arange(50) // 10 % 3 == 0, 0.1, 0.2)
-    assert check("throughput", step_time=swinging).state == "passed"
+    steady = check("throughput", step_time=swinging)
+    assert steady.state == "passed" and "no slower now than parts of it were" in steady.text
     fallen = check("throughput", step_time=np.where(np.arange(100) < 50, 0.1, 0.12))
-    assert fallen.state == "failed" and "0.83×" in fallen.text
+    assert fallen.state == "failed" and "0.83×" in fallen.text and "stays below all of it" in fallen.text
     longer = np.where(np.arange(100) < 50, 0.1, 0.2)
     records = [Record(i, 0.0, {"step_time": t, "samples_per_second": 640.0}) for i, t in enumerate(longer.tolist())]
     assert next(one for one in check_health(History(records)) if "throughput" in one.name).state == "passed"
@@ -173,7 +263,8 @@ def test_what_was_not_recorded_is_not_judged() -> None:
 
 def test_a_rate_of_zero_is_no_update_to_judge() -> None:
     """As at the first step of a warm-up."""
-    assert check("phase", ratios=[0.0, 0.0, 0.0]).state == "not observed"
+    line = check("phase", ratios=[0.0, 0.0, 0.0])
+    assert line.state == "not observed" and line.text == "no update above 0 was measured of late"
 
 
 @pytest.mark.parametrize(

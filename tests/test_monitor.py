@@ -295,7 +295,9 @@ def test_every_record_shows_what_monitoring_cost() -> None:
 
 
 @pytest.mark.parametrize("where", ["same process", "new process"])
-def test_a_resumed_training_goes_on_counting_in_a_new_segment(tmp_path: Path, where: str) -> None:
+def test_a_resumed_training_goes_on_counting_in_a_new_segment(
+    tmp_path: Path, where: str, caplog: pytest.LogCaptureFixture
+) -> None:
     """P17: resumed from an earlier step, everything is kept and the surviving line can be told."""
     training = make("mlp")
     training.monitor = holter.watch(training.model, training.optimizer, run=tmp_path / "run")
@@ -317,6 +319,23 @@ def test_a_resumed_training_goes_on_counting_in_a_new_segment(tmp_path: Path, wh
     assert history.latest().steps.tolist() == list(range(11))
     assert history.latest().scalar("loss")[0].tolist() == list(range(11))
     assert history.latest().scalar("loss")[1].tolist() == [*training.losses[:5], *training.losses[8:]]
+    assert not [words for words in caplog.messages if "earlier training" in words]
+
+
+def test_a_training_that_takes_the_place_of_another_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A script that is started again with the same run, or goes on from a checkpoint without the monitor's state."""
+    for steps, told in ((0, 0), (3, 0), (2, 1)):  # the first took no step: nothing is hidden by the second
+        training = make("mlp")
+        training.monitor = holter.watch(training.model, training.optimizer, run=tmp_path / "run", diagnose=False)
+        for _ in range(steps):
+            training.step()
+        if steps:
+            training.monitor.close()
+        else:
+            training.monitor._capture.detach()  # it is left without an ending
+        found = [words for words in caplog.messages if "holds an earlier training" in words]
+        assert len(found) == told
+    assert "run=" in found[0] and "load_state_dict" in found[0]
 
 
 def test_run_json_tells_what_is_trained_and_nothing_of_the_machine(

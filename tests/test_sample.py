@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import random
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -84,6 +86,7 @@ def test_a_sample_is_spread_over_the_whole_and_has_its_end(long: Path) -> None:
     assert isinstance(list(read_sample(long, 20))[-1], Ending)
 
 
+@pytest.mark.skipif(not hasattr(psutil.Process, "io_counters"), reason="nothing counts what is read here")
 def test_a_long_journal_is_not_walked_along(long: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A walk touches every page of it, and systems read ahead: a cold disk would have to give all of it."""
     monkeypatch.setattr(journal_parts, "_WALKED", 100)
@@ -106,23 +109,46 @@ def test_a_table_that_comes_late_is_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("few_walked")
-def test_what_is_large_is_likelier_than_what_is_small(tmp_path: Path) -> None:
-    """Weights and activations stand in one record of many."""
-    path = write(tmp_path / "journal", (record(step, size=40 if step % 50 == 0 else 1) for step in range(1000)))
-    found = [step for step in steps_of(path, 60) if step % 50 == 0]
-    assert len(found) >= 10 and max(found) > 800
+@pytest.mark.parametrize("size", [2, 5, 60])
+def test_what_is_large_is_likelier_than_what_is_small(tmp_path: Path, size: int) -> None:
+    """Weights and activations stand in one record of many, which say most: at whatever distance places are picked."""
+    path = write(tmp_path / "journal", (record(step, size=size if step % 50 == 0 else 1) for step in range(5000)))
+    found = [step for step in steps_of(path, 101) if step % 50 == 0]
+    assert len(found) >= 50 and max(np.diff([*found, 5000])) < 500
 
 
 @pytest.mark.usefixtures("few_walked")
-def test_damage_leaves_out_only_what_it_hit(tmp_path: Path) -> None:
-    path = write(tmp_path / "journal", (record(step) for step in range(600)))
+def test_with_what_is_large_comes_what_was_logged_late_of_it(tmp_path: Path) -> None:
+    late = (replace(record(step), late=True) for step in range(0, 5000, 50))
+    entries = [record(step, size=9 if step % 50 == 0 else 1) for step in range(5000)]
+    path = write(tmp_path / "journal", (one for e in entries for one in ([e, next(late)] if e.step % 50 == 0 else [e])))
+    sampled = [entry for entry in read_sample(path, 40) if isinstance(entry, Record)]
+    large = {one.step for one in sampled if len(one.rows) == 9}
+    assert len(large) > 20 and large <= {one.step for one in sampled if one.late}
+
+
+@pytest.mark.usefixtures("few_walked")
+@pytest.mark.parametrize("thaws_at", [0, 150], ids=["early", "late table"])
+@pytest.mark.parametrize("damage", [bytes, random.Random(0).randbytes], ids=["zeros", "anything"])
+def test_damage_leaves_out_only_what_it_hit(tmp_path: Path, damage: Callable[[int], bytes], thaws_at: int) -> None:
+    layers = {True: ("a", "b", "c"), False: ("a", "b")}
+    path = write(tmp_path / "journal", (record(step, layers[step >= thaws_at]) for step in range(600)))
     data, places = bytearray(path.read_bytes()), begins(path)
-    data[places[200] : places[400]] = bytes(places[400] - places[200])
+    data[places[200] : places[400]] = damage(places[400] - places[200])
     data[places[500] + 100] ^= 1  # one that only its checksum tells
     path.write_bytes(data)
-    steps = steps_of(path, 100)
-    assert not set(range(200, 400)) & set(steps) and 500 not in steps
+    steps, tables = steps_of(path, 100), 1 + (thaws_at > 0)
+    assert not set(range(200 - tables, 400 - tables)) & set(steps) and 500 - tables not in steps
     assert min(steps) < 20 and steps[-1] == 599 and len([step for step in steps if step >= 400]) > 20
+
+
+def test_damage_near_the_beginning_does_not_hide_the_rest(long: Path, tmp_path: Path) -> None:
+    path, places = tmp_path / "journal", begins(long)
+    data = bytearray(long.read_bytes())
+    data[places[9] : places[10]] = bytes(places[10] - places[9])
+    path.write_bytes(data)
+    steps = steps_of(path, 20)
+    assert steps[0] < 9 and steps[-1] == 7999 and max(np.diff(steps)) < 2 * 8000 / 20
 
 
 @pytest.mark.parametrize("torn", ["cut", "zeros", "flipped"])

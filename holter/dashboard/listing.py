@@ -10,7 +10,7 @@ from typing import Any
 from holter.dashboard.bodies import Body, body, json_body, strict_json
 from holter.dashboard.examinations import Examination
 from holter.dashboard.shelf import Listed, Shelf
-from holter.words import printable
+from holter.words import printable, size
 
 _MOST_FOUND = 12  # layers of a run that a search names
 _LONGEST, _STATE = 300, 40  # characters of a layer's name, and of a state
@@ -57,11 +57,23 @@ def _line(listed: Listed, examination: Examination | None) -> dict[str, Any]:
         "parameters": seen.parameters,
         "created": seen.created,
         "size": seen.size,
-        "trouble": printable(listed.blocked or seen.trouble or (examination.trouble if examination else "")),
+        "trouble": printable(listed.blocked or seen.trouble or _trouble(examination)),
         "verdict": asdict(verdict) if verdict else None,
         "findings": len(answered.examined.findings) if answered else 0,
         "spark": [float(f"{value:.4g}") for value in answered.spark] if answered else [],
     }
+
+
+def _trouble(examination: Examination | None) -> str:
+    if examination is None:
+        return ""
+    answered = examination.answer
+    if not examination.trouble and answered is not None and answered.unreadable_bytes and answered.state != "running":
+        return (
+            f"{size(answered.unreadable_bytes)} of it, from a torn or damaged place on, cannot be read: "
+            f"{answered.steps:,} steps are shown"
+        )
+    return examination.trouble
 
 
 def layers_found(shelf: Shelf, runs: dict[str, Listed], terms: list[str]) -> Body:

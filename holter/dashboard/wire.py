@@ -24,6 +24,7 @@ class Answer:
     steps: int
     spark: tuple[float, ...]
     is_complete: bool
+    unreadable_bytes: int = 0  # from a torn or damaged place on
 
 
 def to_line(answer: Answer) -> str:

@@ -45,7 +45,8 @@ class Practice:
             while len(self._open) > _OPEN:
                 self._open.popitem(last=False)
         examined = follower.examined() if is_complete else Examined()
-        return Answer(examined, state, follower.digest.count, spark_of(follower), is_complete)
+        spark, unreadable = spark_of(follower), follower.unreadable_bytes
+        return Answer(examined, state, follower.digest.count, spark, is_complete, unreadable)
 
 
 def spark_of(follower: Follower) -> tuple[float, ...]:

@@ -10,7 +10,7 @@
 
   /** The bar: the way back to all runs, and what is said of this page. */
   function bar(...children) {
-    document.getElementById('bar').replaceChildren(el('header', { class: 'bar' }, children), trouble);
+    document.getElementById('bar').replaceChildren(el('header', { class: 'masthead' }, children), trouble);
   }
 
   const told = { server: '', page: '' };

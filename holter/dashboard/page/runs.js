@@ -49,6 +49,10 @@
     if (run.trouble && !run.verdict) return said('warning', 'Damaged', run.trouble);
     if (!run.verdict) return said('unknown', 'Not examined yet', '');
     const { state: how, severity, sentence } = run.verdict;
+    if (run.trouble && how !== 'sick') {
+      const rest = how === 'healthy' ? 'What can be read is healthy.' : sentence;
+      return said('warning', 'Partly read', `${run.trouble}. ${rest}`);
+    }
     const kind = how === 'healthy' ? 'good' : how === 'sick' ? (severity === 'critical' ? 'critical' : 'warning') : 'unknown';
     const text = how === 'healthy' ? '' : sentence;
     const word = how === 'healthy' ? 'Healthy' : how === 'sick' ? Holter.sentence(severity || 'sick') : 'Not known';
