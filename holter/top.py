@@ -125,7 +125,7 @@ def _progress(vitals: Vitals, width: int) -> Text:
     if vitals.state == "reading":
         return _one_line(f"reading what is there: {share(1 - vitals.unread)}, up to step {vitals.steps:,}", "cyan")
     total, left = vitals.total_steps, vitals.seconds_left
-    words = [f"{vitals.pace:.3g} steps/s"] if vitals.pace is not None else []
+    words = [f"{number(vitals.pace)} steps/s"] if vitals.pace is not None else []
     words += [f"for {duration(vitals.seconds)}"] if vitals.seconds else []
     words += [f"{duration(left)} left"] if left is not None else []
     said = "  ".join(words)

@@ -15,6 +15,16 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
+def digits(value: float, count: int) -> str:
+    """So many digits that count, and written out below a million: Python would write 99.6 in two digits as 1e+02.
+
+    >>> digits(99.6, 2), digits(0.0123, 2), digits(1.23e9, 2)
+    ('100', '0.012', '1.2e+09')
+    """
+    text = f"{value:.{count}g}"
+    return f"{float(text):,.0f}" if "e+" in text and abs(value) < 1e6 else text
+
+
 def number(value: float | None) -> str:
     """Three digits that count.
 
@@ -23,7 +33,7 @@ def number(value: float | None) -> str:
     """
     if value is None:
         return "–"
-    return f"{value:,.0f}" if 1000 <= abs(value) < 1e6 else f"{value:.3g}"
+    return f"{value:,.0f}" if 1000 <= abs(value) < 1e6 else digits(value, 3)
 
 
 def times(ratio: float) -> str:
@@ -60,7 +70,7 @@ def amount(count: float | None, units: Sequence[str] = ("", " K", " M", " B", " 
     power = 0
     while abs(count) >= step and power < len(units) - 1:
         count, power = count / step, power + 1
-    return f"{count:.3g}{units[power]}" if power else f"{count:.0f}{units[0]}"
+    return f"{digits(count, 3)}{units[power]}" if power else f"{count:.0f}{units[0]}"
 
 
 def size(count: int | None) -> str:
@@ -77,5 +87,5 @@ def duration(seconds: float) -> str:
         if seconds >= 2 * length:
             return f"{seconds / length:.0f} {unit}"
     if 0 < seconds < 0.1:
-        return f"{1000 * seconds:.2g} ms"
+        return f"{digits(1000 * seconds, 2)} ms"
     return f"{seconds:.0f} s" if seconds >= 10 else f"{max(seconds, 0.0):.2g} s"

@@ -277,7 +277,9 @@ def test_a_fix_that_worked(sick_and_well: tuple[Path, Path]) -> None:
     comparison = compare(*sick_and_well)
     pair = comparison.pairs[0]
     assert pair.verdict.state == "worked" and not comparison.regressed
-    assert pair.verdict.sentence.startswith("The fix worked: lr-jump is gone, and the last val_loss is better: ")
+    assert pair.verdict.sentence.startswith(
+        "The fix worked: “jump of the learning rate” is gone, and the last val_loss is better: "
+    )
     assert [one.cause for one in pair.changes.went] == ["lr-jump"] and not pair.changes.came
     before, after = (holter.open_run(path).history for path in sick_and_well)
     expected = validate_fix_effectiveness(before.scalar("loss")[1], after.scalar("loss")[1], 50)
@@ -289,13 +291,21 @@ def test_a_fix_that_worked(sick_and_well: tuple[Path, Path]) -> None:
     norms_expected = compare_gradient_distributions(known[-50:], after.scalar("gradient_norm")[1][-50:])
     assert repr(pair.evidence.gradients) == repr(norms_expected)
     text = " ".join(text_of(comparison).split())
-    assert "gone lr-jump" in text and "effective." in text and "Gradient norms of the last steps" in text
+    assert (
+        "gone jump of the learning rate, critical" in text
+        and "effective." in text
+        and "Gradient norms of the last steps" in text
+    )
 
 
 def test_the_fault_itself_is_a_regression(sick_and_well: tuple[Path, Path]) -> None:
     comparison = compare(*reversed(sick_and_well))
     verdict = comparison.pairs[0].verdict
-    assert comparison.regressed and verdict.state == "worse" and "lr-jump came" in verdict.regressions
+    assert (
+        comparison.regressed
+        and verdict.state == "worse"
+        and "“jump of the learning rate” is new" in verdict.regressions
+    )
     first = comparison.pairs[0].partings.difference
     assert first is not None and (first.step, first.series) == (70, "learning rate")
 
@@ -305,7 +315,7 @@ def test_a_fix_that_did_nothing_did_not_work(sick_and_well: tuple[Path, Path], t
     shutil.copytree(sick_and_well[0], tmp_path / "again")
     comparison = compare(sick_and_well[0], tmp_path / "again")
     assert comparison.pairs[0].verdict.state == "did not work" and not comparison.regressed
-    assert "lr-jump is still found" in comparison.pairs[0].verdict.sentence
+    assert "“jump of the learning rate” is still found" in comparison.pairs[0].verdict.sentence
     assert comparison.pairs[0].partings.difference is None
 
 
@@ -338,9 +348,9 @@ def test_a_fix_may_work_in_part_and_a_worse_finding_is_a_regression() -> None:
     sick = finding("dead-relu", "a")
     assert judged([sick], []) == ("worked", ())
     assert judged([sick, finding("lr-jump")], [sick]) == ("worked in part", ())
-    assert judged([sick], [finding("lr-jump")]) == ("worked in part", ("lr-jump came",))
+    assert judged([sick], [finding("lr-jump")]) == ("worked in part", ("“jump of the learning rate” is new",))
     assert judged([sick], [], loss=replace(same, outcome="worse"))[0] == "did not work"
-    assert judged([sick], [replace(sick, severity="critical")])[1] == ("dead-relu in a became critical",)
+    assert judged([sick], [replace(sick, severity="critical")])[1] == ("“dead ReLU” in a became critical",)
     assert judged([], [replace(sick, severity="info")]) == ("no difference", ())
     assert judged([], [], states=("finished", "failed")) == ("worse", ("the training failed",))
     assert judged([sick], [], states=("finished", "crashed")) == ("did not work", ("the training crashed",))
@@ -348,7 +358,7 @@ def test_a_fix_may_work_in_part_and_a_worse_finding_is_a_regression() -> None:
     slow = Finding("throughput-drop", "performance", 5, 5)
     assert judged([], [slow]) == ("no difference", ())
     costs = replace(nothing, step_time=1.0), replace(nothing, step_time=1.6)
-    assert judged([], [slow], costs=costs) == ("worse", ("throughput-drop came",))
+    assert judged([], [slow], costs=costs) == ("worse", ("“drop of throughput” is new",))
     degraded = Finding("monitor-degraded", "monitor", 5, 5)
     assert judged([], [degraded]) == ("no difference", ())
 

@@ -168,6 +168,15 @@ def test_pace_and_time_left_are_those_of_the_newest_segment(tmp_path: Path) -> N
     assert "2 steps/s" in frame(vitals) and "10 s left" in frame(vitals)
 
 
+def test_pace_and_times_are_told_without_exponents(tmp_path: Path) -> None:
+    journal = Journal(journal_path(tmp_path, 0, 0))
+    for step in range(30):
+        journal.append(Record(step, step / 4321.0, {"loss": 1.0, "step_time": 0.0996}))
+    journal.close()
+    text = frame(vitals_of(tmp_path))
+    assert "4,321 steps/s" in text and "100 ms a step" in text and "e+0" not in text
+
+
 def test_a_segment_of_one_step_has_no_pace_yet(tmp_path: Path) -> None:
     path = tmp_path / "resumed"
     journal_of(path, 40).close()

@@ -141,7 +141,7 @@ class _Table:
     def _nearest(self, row: int, together: Integers) -> int:
         """The layer that is nearest to the cause, as far as one step can tell. The forward pass hands a difference down
         and the backward pass hands it up; where it is in all gradients, it is nearest where it is largest."""
-        measured = np.isfinite(self.ours[row]) & np.isfinite(self.theirs[row])
+        measured = ~(np.isnan(self.ours[row]) | np.isnan(self.theirs[row]))
         if self.role in _IN_DEPTH:
             return int(together[0])
         if self.role == "gradient" and len(together) < measured.sum():

@@ -145,7 +145,7 @@ def _batches(ours: Track, theirs: Track) -> Iterator[Difference]:
     left, right = meet(ours, theirs, our_steps, their_steps)
     places = np.flatnonzero(differing(our_hashes[left], their_hashes[right]))
     if len(places):
-        many = f"others at {len(places):,} of {len(left):,} steps"
+        many = f"different at {len(places):,} of {len(left):,} steps"
         yield Difference("batches", "–", many, since=int(our_steps[left[places[0]]]))
 
 

@@ -10,6 +10,7 @@ from holter.history import layers_by_depth
 from holter.record import LayerRows
 from holter.series import Floats, Integers
 
+_SIZES = ("norm", "ratio")  # measured of the finite values of a tensor alone
 ROOM = 6_000_000  # numbers in a sheet, at most: 48 MB
 _BESIDE = 40  # numbers that would fit where a row is kept, beside its values
 
@@ -27,14 +28,20 @@ class Sheet:
     def put(self, step: int, rows: LayerRows, *, is_late: bool = False) -> None:
         if step not in self._rows and step // self.span in self._stretches:
             return
-        extra = rows.extras.get(self.statistic)
-        values = rows.rows.derive(self.statistic) if extra is None else extra
+        values = self._values(rows)
         before = self._rows.get(step, []) if is_late else []
         self._rows[step] = [*before, (rows.layers, values)]
         self._stretches.add(step // self.span)
         self._taken += len(values) + _BESIDE
         while self._taken > self._room and len(self._rows) > 1:
             self._thin()
+
+    def _values(self, rows: LayerRows) -> Floats:
+        """Infinite where some values of a tensor were not finite: the norm of the others, which may be none at all,
+        would look like that of a small tensor. Not NaN, which is for what was not measured."""
+        extra = rows.extras.get(self.statistic)
+        values = rows.rows.derive(self.statistic) if extra is None else extra
+        return np.where(rows.rows.derive("nonfinite") > 0, np.inf, values) if self.statistic in _SIZES else values
 
     def _thin(self) -> None:
         self.span *= 2
@@ -47,7 +54,7 @@ class Sheet:
 
     def series(self, depth: Mapping[str, int]) -> tuple[Integers, tuple[str, ...], Floats]:
         """Ascending steps [s], layers [n] in the order in which they run, and the values [s, n]; NaN for what was not
-        measured."""
+        measured, and infinity for the norm of what was not all finite."""
         steps = np.array(sorted(self._rows), dtype=np.int64)
         tables = dict.fromkeys(table for looks in self._rows.values() for table, _ in looks)
         layers = layers_by_depth(dict.fromkeys(name for table in tables for name in table), depth)

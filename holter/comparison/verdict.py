@@ -20,8 +20,9 @@ import numpy as np
 from holter.comparison.measures import Measures
 from holter.comparison.series import Level
 from holter.diagnosis.finding import SEVERITIES, Finding
+from holter.diagnosis.titles import title_of
 from holter.verdicts import FixEffect, GradientComparison
-from holter.words import number
+from holter.words import digits, number
 
 State = Literal["same", "no difference", "better", "worse", "worked", "worked in part", "did not work", "unknown"]
 _PERFORMANCE = 1.5  # times the reference: below, a machine's own noise
@@ -62,6 +63,7 @@ class Evidence:
 
     gradients: GradientComparison | None
     losses: FixEffect | None
+    loss_means: tuple[float, float] | None = None  # of the losses that C11 looked at, in the reference and in the other
 
 
 @dataclass(frozen=True)
@@ -96,7 +98,7 @@ def regressions_of(
     """A sentence each; what they are stands at the top of this file."""
     costs_more = _costs_more(*measures)
     counted = [one for one in _ill(changes.came) if one.where != "performance" or costs_more]
-    found = [f"{_named(one)} came" for one in counted]
+    found = [f"{_named(one)} is new" for one in counted]
     found += [
         f"{_named(now)} became {now.severity}"
         for was, now in changes.stayed
@@ -146,14 +148,14 @@ def _of_a_fix(
 ) -> tuple[State, str]:
     """The reference was sick."""
     is_worse = judged is not None and judged.outcome == "worse"
-    new = f", and {_listed(came)} came" if came else ""
+    new = f", and {_listed(came)} {_is(came)} new" if came else ""
     if not went:
         return "did not work", f"The fix did not work: {_listed(stayed)} {_is(stayed)} still found{new}; {loss}."
     gone = f"{_listed(went)} {_is(went)} gone"
     if is_worse:
         return "did not work", f"The fix did not work: {gone}, but {loss}{new}."
     if stayed or came:
-        rest = f"{_listed(stayed)} {_is(stayed)} still found{new}" if stayed else f"{_listed(came)} came"
+        rest = f"{_listed(stayed)} {_is(stayed)} still found{new}" if stayed else f"{_listed(came)} {_is(came)} new"
         return "worked in part", f"The fix worked in part: {gone}, but {rest}; {loss}."
     return "worked", f"The fix worked: {gone}, and {loss}."
 
@@ -162,7 +164,7 @@ def _of_a_change(came: list[Finding], judged: Judged | None, loss: str, is_regre
     """Nothing was wrong in the reference."""
     if came:
         word = "Worse" if is_regression else "About the same"
-        return "worse" if is_regression else "no difference", f"{word}: {_listed(came)} came; {loss}."
+        return "worse" if is_regression else "no difference", f"{word}: {_listed(came)} {_is(came)} new; {loss}."
     outcome = judged.outcome if judged is not None else "same"
     if outcome in ("same", "other"):
         return "no difference", f"No difference that counts: nothing is wrong in either, and {loss}."
@@ -184,7 +186,7 @@ def level(found: Level | None) -> str:
         return "–"
     if not np.isfinite(found.mean):
         return "not finite"
-    return number(found.mean) + (f" ± {found.error:.2g}" if np.isfinite(found.error) else "")
+    return number(found.mean) + (f" ± {digits(found.error, 2)}" if np.isfinite(found.error) else "")
 
 
 def _listed(findings: Sequence[Finding]) -> str:
@@ -194,7 +196,8 @@ def _listed(findings: Sequence[Finding]) -> str:
 
 
 def _named(finding: Finding) -> str:
-    return f"{finding.cause} in {finding.layer}" if finding.layer else finding.cause
+    """In quotation marks: some titles, as "no clipping", would turn the sense of a sentence that they stand in."""
+    return f"“{title_of(finding.cause)}”" + (f" in {finding.layer}" if finding.layer else "")
 
 
 def _is(findings: Sequence[Finding]) -> str:

@@ -12,9 +12,12 @@ from holter.comparison.partings import Parting, Partings
 from holter.comparison.tracks import Axis
 from holter.comparison.verdict import level
 from holter.diagnosis.finding import Finding
-from holter.words import duration, number, share, size
+from holter.diagnosis.titles import title_of
+from holter.words import duration, number, share, size, times
 
 _SMALL = 1e-3  # a share: less reads as no change
+_MOST_FALLEN = 0.995  # a share that `share` still tells from all
+_CLEARLY = "much more than such values change from one step to the next"
 
 
 @dataclass(frozen=True)
@@ -35,17 +38,22 @@ def parting_sentences(partings: Partings, by: Axis) -> list[str]:
     if first is None:
         return [f"Nothing that was recorded differs, in {seen}."]
     said = [f"Of {seen} the first difference is at {_at(first, by)}: {_what(first)}."]
-    if layer is not None and layer != first:
+    if layer is not None and _key(layer) != _key(first):
         said.append(f"The first layer that differs is at {_at(layer, by)}: {_what(layer)}.")
     matters, layer_matters = partings.departure, partings.layer_departure
     if matters is None:
-        return [*said, "Nothing differs by more than is usual for it."]
-    if (matters, layer_matters) == (first, layer):
-        return [*said, "That is more than usual from there on."]
-    said.append(f"They differ by more than is usual from {_at(matters, by)} on: {_what(matters)}.")
-    if layer_matters is not None and layer_matters != matters:
-        said.append(f"The first layer that does so, at {_at(layer_matters, by)}: {_what(layer_matters)}.")
+        return [*said, f"They stay close: nothing differs for long by {_CLEARLY}."]
+    if (_key(matters), _key(layer_matters)) == (_key(first), _key(layer)):
+        return [*said, f"From there on they are clearly apart, by {_CLEARLY}."]
+    said.append(f"From {_at(matters, by)} on they are clearly apart, by {_CLEARLY}: {_what(matters)}.")
+    if layer_matters is not None and _key(layer_matters) != _key(matters):
+        said.append(f"The first layer that is clearly apart, at {_at(layer_matters, by)}: {_what(layer_matters)}.")
     return said
+
+
+def _key(parting: Parting | None) -> tuple[str, str | None, int] | None:
+    """What tells one from another; its values do not: a NaN is not equal to itself."""
+    return None if parting is None else (parting.series, parting.layer, parting.step)
 
 
 def _at(parting: Parting, by: Axis) -> str:
@@ -56,12 +64,21 @@ def _at(parting: Parting, by: Axis) -> str:
 def _what(parting: Parting) -> str:
     together = f", with {parting.layers - 1:,} more at once" if parting.layers > 1 else ""
     if parting.series.endswith("hash"):  # a number that says nothing
-        return "the batches are others"
+        return "the two were given different batches"
     of = f" of {parting.layer}" if parting.layer is not None else ""
-    was, now = number(parting.reference), number(parting.other)
+    was, now = _figure(parting.reference), _figure(parting.other)
     if was == now:  # they differ, though not in three digits
         was, now = f"{parting.reference:.9g}", f"{parting.other:.9g}"
     return f"{parting.series}{of} {was} → {now}{together}"
+
+
+def _figure(value: float) -> str:
+    return number(value) if math.isfinite(value) else "not finite"
+
+
+def _from_to(was: float, now: float) -> str:
+    told = _figure(was), _figure(now)
+    return f"the same ({told[0]})" if told[0] == told[1] else f"{told[0]} → {told[1]}"
 
 
 def judged_until(pair: Pair, comparison: Comparison) -> str:
@@ -79,22 +96,22 @@ def evidence_sentences(pair: Pair) -> Iterator[str]:
         marks = ("vanishing_fixed", "exploding_fixed", "steadier")
         found = ", ".join(mark.replace("_", " ") for mark in marks if getattr(norms, mark))
         yield (
-            f"Gradient norms of the last steps: mean {number(norms.mean_before)} → {number(norms.mean_after)}, "
-            f"std {number(norms.std_before)} → {number(norms.std_after)}{f': {found}' if found and was_sick else ''}."
+            f"Gradient norms of the last steps: mean {_from_to(norms.mean_before, norms.mean_after)}, "
+            f"std {_from_to(norms.std_before, norms.std_after)}{f': {found}' if found and was_sick else ''}."
         )
     if losses is not None:
-        percent = losses.improvement_percent
-        change = f"{number(abs(percent))} % {'lower' if percent >= 0 else 'higher'}, " if math.isfinite(percent) else ""
+        # By how much it changed stands in the table, over a few steps less: told twice, it would be two numbers.
+        means = f"mean {_from_to(*pair.evidence.loss_means)}, " if pair.evidence.loss_means is not None else ""
         effect = ": effective" if losses.effective else ": not effective"
         yield (
-            f"Losses of the last steps: {change}slope {number(losses.slope_before)} → "
-            f"{number(losses.slope_after)} a step{effect if was_sick else ''}."
+            f"Losses of the last steps: {means}slope a step "
+            f"{_from_to(losses.slope_before, losses.slope_after)}{effect if was_sick else ''}."
         )
 
 
 def finding_words(finding: Finding) -> str:
     place = f" in {finding.layer}" if finding.layer else ""
-    return f"{finding.cause}{place}, {finding.severity} since step {finding.since:,}"
+    return f"{title_of(finding.cause)}{place}, {finding.severity} since step {finding.since:,}"
 
 
 def stayed_words(was: Finding, now: Finding) -> str:
@@ -173,7 +190,7 @@ def _reached(side: Side) -> str:
 
 
 def _causes(findings: tuple[Finding, ...]) -> str:
-    return ", ".join(dict.fromkeys(finding.cause for finding in findings)) or "none"
+    return ", ".join(dict.fromkeys(title_of(finding.cause) for finding in findings)) or "none"
 
 
 def change(row: Row) -> str:
@@ -186,4 +203,6 @@ def change(row: Row) -> str:
     moved = now / was - 1
     if abs(moved) < _SMALL:
         return ""
-    return f"{now / was:,.2g}×" if abs(moved) >= 1 else f"{'+' if moved > 0 else '−'}{share(abs(moved))}"
+    if not -_MOST_FALLEN < moved < 1:  # beyond, percent say little
+        return times(now / was)
+    return f"{'+' if moved > 0 else '−'}{share(abs(moved))}"

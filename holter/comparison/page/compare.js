@@ -41,7 +41,7 @@
 
   function setup(differences) {
     const cells = (one) => [words(one.what), named(one.reference ?? '–', 160), named(one.other ?? '–', 160), typeof one.since === 'number' ? `step ${whole(one.since)}` : ''];
-    return el('div', { class: 'card wide' }, el('table', {},
+    return el('div', { class: 'card wide' }, el('table', { class: 'settings' },
       el('thead', {}, el('tr', {}, ['what', 'reference', 'here', 'since'].map((name) => el('th', { scope: 'col' }, name)))),
       el('tbody', {}, differences.slice(0, MOST_ROWS).map((one) => {
         const [what, ...rest] = cells(one);
@@ -71,7 +71,7 @@
     }, { linked: true });
     return el('figure', { class: 'chart' }, el('figcaption', {}, el('b', {}, 'Gradient norm of each layer over the reference’s'),
       el('span', {}, `blue: smaller, down to ${number(10 ** -most)}×; orange: larger, up to ${number(10 ** most)}×`),
-      rows.some((row) => row.includes(null)) ? el('span', {}, 'blank: zero, or not measured, in one of the two') : ''), plot);
+      rows.some((row) => row.includes(null)) ? el('span', {}, 'blank: zero, not finite or not measured in one of the two') : ''), plot);
   }
 
   /** What got worse, where the sentence of the verdict does not say it all already. */
@@ -121,8 +121,18 @@
         el('td', { class: 'muted' }, view.runs.length === 2 ? shorten(row.change, 40) : '')))))));
   }
 
-  /** Draws a comparison; `links` are the addresses of its runs. */
-  Holter.showComparison = function showComparison(view, links = []) {
+  const asQuery = (runs) => runs.map((run) => `run=${encodeURIComponent(run.toWellFormed())}`).join('&');
+
+  /** The other way round: which run is the reference decides whether a fix worked or something got worse. */
+  function swap(asked) {
+    const words = asked.length === 2 ? 'Swap the two' : 'Reverse the order';
+    return el('p', { class: 'swap' }, el('a', { class: 'link', href: `/compare?${asQuery(asked.toReversed())}` }, words),
+      el('span', { class: 'muted' }, 'The first is the reference, which the others are held against.'));
+  }
+
+  /** Draws a comparison; `asked` are the runs in the address of a page that a dashboard serves: a file cannot follow. */
+  Holter.showComparison = function showComparison(view, asked = []) {
+    const links = asked.map((run) => `/run/${encodeURIComponent(run.toWellFormed())}`);
     const steps = view.curves.flatMap((curve) => curve.runs.flatMap((run) => run.places.filter((place) => place !== null)));
     Holter.charts.setExtent(...(steps.length ? Holter.charts.extremes(steps) : [0, 1]));
     const notes = view.runs.flatMap((run) => run.notes.map((note) => `${named(run.name, 60)}: ${note}`));
@@ -131,6 +141,7 @@
     const button = Holter.frame ? '' : Holter.theme.button(); // in the dashboard the bar has one
     document.getElementById('page').replaceChildren(el('main', { class: 'list comparison' }, button,
       el('h1', {}, view.runs.length === 2 ? `${names[1]} against ${names[0]}` : `${view.runs.length} runs side by side`), legend(view, links),
+      asked.length ? swap(asked) : '',
       notes.map((note) => el('p', { class: 'note' }, icon('warning'), el('span', {}, shorten(note, 400)))),
       view.pairs.map((one) => headline(one, view.pairs.length === 1)), curves(view), table(view),
       view.pairs.flatMap((one) => details(one, view.pairs.length === 1))));
@@ -143,9 +154,8 @@
     Holter.frame.bar(el('a', { class: 'back', href: '/' }, '← All runs'), Holter.theme.button());
     tell('Reading and comparing the runs …');
     try {
-      const query = asked.map((run) => `run=${encodeURIComponent(run.toWellFormed())}`).join('&');
-      const { json } = await Holter.frame.ask(`/api/compare?${query}`);
-      Holter.showComparison(json, asked.map((run) => `/run/${encodeURIComponent(run.toWellFormed())}`));
+      const { json } = await Holter.frame.ask(`/api/compare?${asQuery(asked)}`);
+      Holter.showComparison(json, asked);
     } catch (error) {
       if (!(error instanceof Holter.frame.Refused) && !(error instanceof TypeError)) throw error;
       tell(named(error.message, 300));
