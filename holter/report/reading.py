@@ -15,7 +15,7 @@ from holter.run import Run
 from holter.tail import Tail
 
 _SMALL = 48 << 20  # bytes of journals that are read at once
-_SAMPLE = 400  # stretches of a long journal that a first look takes something of
+_SAMPLE = 256  # places of a long journal that a first look takes something of
 _MOST_PROBLEMS = 200
 
 

@@ -135,6 +135,5 @@
 
   Holter.frame.bar(el('a', { class: 'back', href: '/' }, '← All runs'), pulse);
   document.addEventListener('visibilitychange', follow);
-  refresh();
-  follow();
+  refresh().finally(follow); // reading on in a long run would take the processor from what is to be seen first
 })((window.Holter = window.Holter || {}));
