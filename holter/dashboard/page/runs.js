@@ -84,7 +84,7 @@
       el('span', { class: `state ${/^[a-z]+$/.test(run.state) ? run.state : ''}` }, named(run.state, 24)),
       verdict(run),
       el('div', { class: 'loss' }, spark(run.spark), el('span', { class: `figure ${run.is_lost ? 'lost' : ''}` }, run.is_lost ? 'not finite' : run.loss === null ? '' : number(run.loss))),
-      el('span', { class: 'steps-done' }, typeof run.steps === 'number' ? `${whole(run.steps)} steps` : ''),
+      el('span', { class: 'steps-done' }, typeof run.steps === 'number' ? `${whole(run.steps)} step${run.steps === 1 ? '' : 's'}` : ''),
       el('time', { class: 'when muted', title: typeof run.created === 'number' ? date(run.created) : '' }, ago(run.created)));
   }
 
