@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 from tests.browser import wait_until
@@ -38,6 +39,21 @@ def drag(page: Page, down: float = 0.0) -> None:
     grab(page, down)
     page.mouse.up()
     wait_for_first_click(page)
+
+
+def click(page: Page, across: float, down: float) -> None:
+    """Opens a layer. While plotly draws, long on a busy machine, a click goes nowhere: then once more."""
+    panel = page.locator(".panel")
+    for _ in range(5):
+        wait_for_first_click(page)
+        page.mouse.move(*place(page, across, down))
+        page.mouse.click(*place(page, across, down))
+        until = time.monotonic() + 5
+        while time.monotonic() < until:
+            if panel.is_visible():
+                return
+            page.wait_for_timeout(50)
+    raise AssertionError("no layer opens")
 
 
 def wait_for_first_click(page: Page) -> None:

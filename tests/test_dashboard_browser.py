@@ -103,13 +103,8 @@ def test_two_runs_that_are_ticked_are_compared(browser: Browser, server: Served)
 def test_the_page_of_a_run_opens_a_layer_by_a_click_on_the_heat_map(browser: Browser, server: Served) -> None:
     with visited(browser, server, "/run/before") as page:
         page.wait_for_selector("h1 >> text=before")
-        chart = page.locator(".strip-chart")
-        chart.scroll_into_view_if_needed()
-        drag = chart.locator(".nsewdrag").first
-        drag.wait_for()
-        box = drag.bounding_box()
-        assert box is not None
-        page.mouse.click(box["x"] + box["width"] / 2, box["y"] + 5)
+        strip_chart.see(page)
+        strip_chart.click(page, 0.5, 0.1)
         page.wait_for_selector(".panel:not([hidden]) .plot.series svg.main-svg")
         assert "h.0." in page.inner_text("#layer-title")
         page.keyboard.press("Escape")

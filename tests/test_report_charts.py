@@ -167,8 +167,7 @@ def test_a_drag_over_the_strip_chart_is_undone_by_the_button_and_by_a_double_cli
             if is_zoomed:
                 strip_chart.drag(page, down)
                 strip_chart.wait_for_zoom(page, 150, 300)
-            page.mouse.click(*strip_chart.place(page, 0.2, 0.5))
-            page.locator(".panel").wait_for()
+            strip_chart.click(page, 0.2, 0.5)
             page.keyboard.press("Escape")
         strip_chart.wait_for_zoom(page, 150, 300)
         assert seen.faults == []
