@@ -23,7 +23,7 @@ Arrays = dict[str, npt.NDArray[Any]]
 Layers = tuple[str, ...]
 _KEY = "holter"
 HEADER_LENGTH = 8  # bytes at the beginning of a blob that say how long its words are
-SIGN = b'{"__metadata__":{"holter":"{'  # how they begin. No text in them can look like it: its quotes are escaped
+SIGN = b'{"__metadata__":{"holter":"{'  # how those begin. No text in them can look like it: its quotes are escaped
 
 
 class _Table:
@@ -199,10 +199,8 @@ def _pack(words: Mapping[str, Any], arrays: Arrays) -> bytes:
 
 def _unpack(blob: bytes) -> tuple[Mapping[str, Any], Arrays]:
     """safetensors' numpy reader drops the metadata, so its JSON header is read here."""
-    length = int.from_bytes(blob[:HEADER_LENGTH], "little")
-    header = json.loads(
-        blob[HEADER_LENGTH : HEADER_LENGTH + length].decode()
-    )  # bytes would make json guess at an encoding
+    until = HEADER_LENGTH + int.from_bytes(blob[:HEADER_LENGTH], "little")
+    header = json.loads(blob[HEADER_LENGTH:until].decode())  # bytes would make json guess at an encoding
     return json.loads(header["__metadata__"][_KEY]), safetensors_numpy.load(blob)
 
 

@@ -182,13 +182,13 @@ def read_backwards(path: Path) -> Iterator[bytes]:
             return
         end = os.fstat(file.fileno()).st_size
         if not _blob_before(file, end):
-            end = whole_until(file, end)
+            end = _whole_until(file, end)
         while blob := _blob_before(file, end):
             yield blob
             end -= AROUND + len(blob)
 
 
-def whole_until(file: BinaryIO, end: int) -> int:
+def _whole_until(file: BinaryIO, end: int) -> int:
     """Where the last whole frame before the end of a torn file ends."""
     place = end
     while (found := frame_before(file, place, end)) is not None:

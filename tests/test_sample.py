@@ -22,6 +22,7 @@ from holter.statistics.rows import COLUMNS, Rows
 
 # Texts that look like the beginning of a blob, of a table or of a reference to one.
 ALIKE = SIGN.decode() + '\\"kind\\": \\"layers\\", \\"layers\\": 999, "layers": 999'
+COUNTED = pytest.mark.skipif(not hasattr(psutil.Process, "io_counters"), reason="nothing counts what is read here")
 
 
 def record(step: int, layers: Iterable[str] = ("a", "b"), size: int = 1, **scalars: float) -> Record:
@@ -79,6 +80,18 @@ def test_from_any_byte_the_frame_around_it_is_found(tmp_path: Path, monkeypatch:
         assert frame_before(file, BEGIN - 1, end) is None
 
 
+def test_what_only_looks_like_the_beginning_of_a_frame_is_none(tmp_path: Path) -> None:
+    """Numbers may be any bytes: a length stands at both ends of a frame."""
+    path = write(tmp_path / "journal", [record(0, size=3), Ending(0.0, "finished")])
+    *_, begin, end = begins(path)
+    data = bytearray(path.read_bytes())
+    alike = (40).to_bytes(4, "little") + bytes(4 + HEADER_LENGTH) + SIGN
+    data[end - 300 : end - 300 + len(alike)] = alike
+    path.write_bytes(data)
+    with path.open("rb") as file:
+        assert frame_before(file, end - 1, len(data)) == begin
+
+
 def test_a_sample_is_spread_over_the_whole_and_has_its_end(long: Path) -> None:
     steps = steps_of(long, 20)
     assert steps == sorted(set(steps)) and steps[-1] == 7999
@@ -86,7 +99,7 @@ def test_a_sample_is_spread_over_the_whole_and_has_its_end(long: Path) -> None:
     assert isinstance(list(read_sample(long, 20))[-1], Ending)
 
 
-@pytest.mark.skipif(not hasattr(psutil.Process, "io_counters"), reason="nothing counts what is read here")
+@COUNTED
 def test_a_long_journal_is_not_walked_along(long: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A walk touches every page of it, and systems read ahead: a cold disk would have to give all of it."""
     monkeypatch.setattr(journal_parts, "_WALKED", 100)
@@ -94,6 +107,18 @@ def test_a_long_journal_is_not_walked_along(long: Path, monkeypatch: pytest.Monk
     before = this.io_counters().read_count
     assert len(steps_of(long, 10)) > 10
     assert this.io_counters().read_count - before < 2000
+
+
+@COUNTED
+@pytest.mark.usefixtures("few_walked")
+def test_a_hole_is_looked_through_once(tmp_path: Path) -> None:
+    path = write(tmp_path / "journal", (record(step) for step in range(600)))
+    data, place, hole = path.read_bytes(), begins(path)[300], bytes(8 << 20)
+    path.write_bytes(data[:place] + hole + data[place:])
+    this = psutil.Process()
+    before = this.io_counters().read_chars
+    assert steps_of(path, 200)[-1] == 599
+    assert this.io_counters().read_chars - before < 3 * len(hole), "not again for each place in it"
 
 
 @pytest.mark.usefixtures("few_walked")
