@@ -44,12 +44,14 @@ class Background(Generic[Item]):
         idle_seconds: float = 5.0,
         pace_seconds: float = _PACE_SECONDS,
         awake_seconds: float = _AWAKE_SECONDS,
+        gather_seconds: float = 0.0,
         most_items: int = MOST_ITEMS,
         most_bytes: int = MOST_BYTES,
     ) -> None:
         self._work, self._failed, self._begin = work, failed, begin
         self._idle, self._idle_seconds = idle, idle_seconds
         self._pace_seconds, self._awake_seconds = pace_seconds, awake_seconds
+        self._gather_seconds = gather_seconds  # between waking and the first item, for what comes right after that
         self._most_items, self._most_bytes = most_items, most_bytes
         self._queue: deque[tuple[Item, int]] = deque()
         self._bytes = 0
@@ -176,6 +178,8 @@ class Background(Generic[Item]):
                     self._changed.wait(self._idle_seconds if self._asleep else self._pace_seconds)
                 was_asleep, self._asleep = self._asleep, False
                 if self._queue:
+                    if was_asleep and self._gather_seconds and not (self._flushes or self._closing):
+                        self._changed.wait(self._gather_seconds)
                     return time.monotonic() < self._deadline
                 if self._closing:
                     return False

@@ -12,7 +12,7 @@ import logging
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import compress
 from types import FrameType
 from typing import Any, Protocol
@@ -80,7 +80,9 @@ class Layers:
     def is_on_cuda(self) -> bool:
         """Whether the model's first parameter is, without a walk."""
         model = self._model()
-        first = next(model.parameters(), None) if model is not None else None
+        modules = _modules_of(model) if model is not None else ()
+        own = (parameter for module in modules for parameter in module._parameters.values() if parameter is not None)
+        first = next(own, None)
         return first is not None and first.is_cuda
 
     def current(self) -> tuple[list[str], list[nn.Parameter]]:
@@ -124,24 +126,29 @@ class Layers:
             self._problems.add("ask the function given as layers= about a layer, which is not measured", error)
 
 
-def _walk(model: nn.Module) -> tuple[list[object], list[nn.Parameter]]:
-    """What identifies the structure of a model, and its parameters. Several times quicker than named_parameters()."""
-    structure: list[object] = []
-    parameters: dict[int, nn.Parameter] = {}
+def _modules_of(model: nn.Module) -> Iterator[nn.Module]:
+    """Each once, in torch's order. Several times quicker than model.modules()."""
     seen: set[int] = set()  # modules may be shared, and may even hold their parents
     stack: list[nn.Module | None] = [model]
     while stack:
         module = stack.pop()
-        if module is None or id(module) in seen:
-            continue
-        seen.add(id(module))
+        if module is not None and id(module) not in seen:
+            seen.add(id(module))
+            yield module
+            stack.extend(reversed(module._modules.values()))
+
+
+def _walk(model: nn.Module) -> tuple[list[object], list[nn.Parameter]]:
+    """What identifies the structure of a model, and its parameters. Several times quicker than named_parameters()."""
+    structure: list[object] = []
+    parameters: dict[int, nn.Parameter] = {}
+    for module in _modules_of(model):
         structure.append(id(module))
         for parameter in module._parameters.values():
             if parameter is not None:
                 parameters.setdefault(id(parameter), parameter)
         structure.extend(module._parameters)
         structure.extend(module._modules)
-        stack.extend(reversed(module._modules.values()))
     structure.extend(parameters)
     return structure, list(parameters.values())
 

@@ -111,6 +111,7 @@ class Draft:
     size: int = 0  # bytes that it holds while it is queued
     _parcel: Parcel | None = None
     _sealed: dict[str, float | Tensor | tuple[float | Tensor, ...]] = field(default_factory=dict)
+    _later: Draft | None = None  # what was logged while this one waited to be written
 
     def add(self, name: str, value: float | Tensor) -> None:
         self.values.setdefault(name, []).append(value)
@@ -134,8 +135,18 @@ class Draft:
         rows = [tensor for rows in self.rows for tensor in rows.tensors()]
         return [*values, *rows, *([self.gradient_scale] if self.gradient_scale is not None else [])]
 
+    def take_up(self, later: Draft) -> bool:
+        """Whether what was logged after this step, sealed too, is recorded with it: values alone are, once, and where
+        they take the place of none."""
+        is_of_this = later.late and not self.late and (later.step, later.segment) == (self.step, self.segment)
+        if not is_of_this or self._later is not None or later.rows or not self._sealed.keys().isdisjoint(later._sealed):
+            return False
+        self._later = later
+        return True
+
     def has_arrived(self) -> bool:
-        return self._parcel is not None and self._parcel.has_arrived()
+        is_here = self._parcel is not None and self._parcel.has_arrived()
+        return is_here and (self._later is None or self._later.has_arrived())
 
     def record(self, extra: Mapping[str, float], failed: Failed) -> Record:
         """The record, once everything has arrived; `extra` are scalars that only the writer knows.
@@ -144,10 +155,7 @@ class Draft:
         """
         assert self._parcel is not None
         host = iter(self._parcel.arrays())
-        scalars = {
-            name: _mean([float(next(host)) if isinstance(value, Tensor) else value for value in _several(told)])
-            for name, told in self._sealed.items()
-        }
+        scalars = self._scalars(host)
         found = list(self._on_host(host, failed))
         scale = float(next(host)) if self.gradient_scale is not None else 1.0
         parts: dict[str, list[LayerRows]] = {}
@@ -162,7 +170,16 @@ class Draft:
             found, by_role.get("gradient"), math.nan if self.clip_is_unknown else _clipped_to(scalars)
         )
         by_role.update({role: _join(found) for role, found in completed.items()})
+        if self._later is not None:
+            assert self._later._parcel is not None
+            scalars.update(self._later._scalars(iter(self._later._parcel.arrays())))
         return Record(self.step, self.time, {**scalars, **extra}, by_role, dict(self.notes), self.segment, self.late)
+
+    def _scalars(self, arrived: Iterator[AnyArray]) -> dict[str, float]:
+        return {
+            name: _mean([float(next(arrived)) if isinstance(value, Tensor) else value for value in _several(told)])
+            for name, told in self._sealed.items()
+        }
 
     def _on_host(self, arrived: Iterator[AnyArray], failed: Failed) -> Iterator[OnHost]:
         for role_rows in self.rows:

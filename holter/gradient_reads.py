@@ -70,11 +70,13 @@ class GradientReads:
 
     def read(self, at: str, optimizer: Optimizer) -> None:
         """Measures what this optimizer takes, unless it was seen at a clip."""
-        if not self._was_clipped(optimizer):
-            kind = f"gradient {id(optimizer)}"
-            self._at_step = read = _Read(at)
-            if self._measuring.cadence.is_wanted(kind, self._settings.every):
-                self._measure(kind, read, *self._gradients(read, held_by(optimizer)))
+        if self._was_clipped(optimizer):
+            self._at_step = self._at_clip
+            return
+        kind = f"gradient {id(optimizer)}"
+        self._at_step = read = _Read(at)
+        if self._measuring.cadence.is_wanted(kind, self._settings.every):
+            self._measure(kind, read, *self._gradients(read, held_by(optimizer)))
 
     def _was_clipped(self, optimizer: Optimizer) -> bool:
         read = self._at_clip
@@ -160,8 +162,6 @@ class GradientReads:
     def take(self, draft: Draft, optimizer: Optimizer) -> None:
         """What was read for the step of this optimizer."""
         read, self._at_step = self._at_step, None
-        if read is None:
-            read = self._at_clip if self._was_clipped(optimizer) else None
         if read is None:
             return
         read.used_by.add(id(optimizer))

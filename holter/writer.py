@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -33,6 +34,7 @@ from holter.sinks.sink import Sink
 # To look for results of the device as soon as they are there would take the interpreter from the training thread just
 # when that has to feed the device again. The step after is early enough, or this while where none comes.
 _ARRIVAL = Soon(0.25)
+_GATHER = 0.005  # seconds: what is logged for a step comes right after it
 _EXIT_SECONDS = 2.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0  # between two tries of a disk that fails
 
@@ -74,9 +76,9 @@ class Writer:
         self._segment = 0
         self._has_records = False  # in this segment
         self._journal: Journal | None = None
+        self._waiting: Draft | None = None  # the newest step's, until its record is made
         self._built: tuple[Draft, Record] | None = None  # so that a failing disk does not make it anew each time
-        self._pause = 0.0
-        self._repeats = Repeats()
+        self._joining, self._pause, self._repeats = threading.RLock(), 0.0, Repeats()
         # Until the first record. One process tells it for all.
         self._is_again = directory is not None and rank == 0 and has_records(directory, rank)
         if directory is not None:
@@ -92,13 +94,16 @@ class Writer:
         for sink in sinks:
             if isinstance(sink, Alerts):
                 sink.begin(directory, self.post_delivery, report)
-        self._background: Background[Task] = Background(
-            _call, partial(report, "write a record"), name="holter-writer", begin=compute_alone, idle=self._touch
-        )
+        self._background = self._thread(report)
         if not _open:
             atexit.unregister(_wait_for_all)
             atexit.register(_wait_for_all)
         _open.add(self)
+
+    def _thread(self, report: Report) -> Background[Task]:
+        failed = partial(report, "write a record")
+        begin, idle = compute_alone, self._touch
+        return Background(_call, failed, name="holter-writer", begin=begin, idle=idle, gather_seconds=_GATHER)
 
     @property
     def dropped(self) -> int:
@@ -113,7 +118,11 @@ class Writer:
     def post(self, draft: Draft) -> None:
         self._has_records = True
         draft.segment = self._segment
-        self._background.post(partial(self._write, draft), draft.size)
+        with self._joining:  # what is logged right after a step needs no record of its own
+            if self._waiting is not None and self._waiting.take_up(draft):
+                return
+            is_queued = self._background.post(partial(self._write, draft), draft.size)
+            self._waiting = draft if is_queued else None
 
     def post_problem(self, problem: Problem) -> None:
         self._post_entry(problem)
@@ -169,8 +178,11 @@ class Writer:
         self._background.stop(0.75 * seconds)
 
     def _write(self, draft: Draft) -> float | None:
-        if not draft.has_arrived():
-            return _ARRIVAL
+        with self._joining:
+            if not draft.has_arrived():
+                return _ARRIVAL
+            if self._waiting is draft:
+                self._waiting = None
         if self._built is None or self._built[0] is not draft:
             dropped = {"dropped": float(self.dropped)} if self.dropped else {}
             record = draft.record({**dropped, **self._look(draft)}, self._report)

@@ -40,6 +40,7 @@ def record(path: Path, model: nn.Module, steps: int = 6, *, poison_at: int | Non
                 bias.fill_(math.nan)
             optimizer.step()
             optimizer.zero_grad()
+            monitor.flush()  # so that what is logged now comes late
             monitor.log(loss=loss if step != 1 else math.nan)
     return path
 
