@@ -105,9 +105,9 @@ class Layers:
             self._structure = structure
         return [self._names[id(parameter)] for parameter in parameters], parameters
 
-    def knows(self, parameters: set[int]) -> bool:
-        """Whether one of these ids is of a parameter of the model, as it was when last looked at."""
-        return any(parameter in self._names for parameter in parameters)
+    def known(self, parameters: set[int]) -> set[int]:
+        """Those of these ids that are of parameters of the model, as it was when last looked at."""
+        return parameters & self._names.keys()
 
     def has_module(self, module: nn.Module) -> bool:
         """Whether what this module puts out is to be measured."""

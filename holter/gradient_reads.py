@@ -41,9 +41,9 @@ class _Read:
         known = next((one for one in parameters if id(one) in self.present), None)
         return known is not None and known.grad is not None and known.grad is self.present[id(known)]()
 
-    def is_clipped(self, parameters: set[int]) -> bool:
-        """Whether all of these that have a gradient were."""
-        return (self.present.keys() & parameters) <= set().union(*(ids for ids, _ in self.clips))
+    def is_clipped(self, own: set[int]) -> bool:
+        """Whether all of these were."""
+        return own <= set().union(*(ids for ids, _ in self.clips))
 
     def held(self, ids: set[int]) -> list[RoleRows]:
         """The rows of these parameters, as far as they were selected."""
@@ -62,7 +62,8 @@ class GradientReads:
     def __init__(self, layers: Layers, measuring: Measuring, settings: Settings, problems: Problems) -> None:
         self._layers, self._measuring, self._settings, self._problems = layers, measuring, settings, problems
         self._at_clip: _Read | None = None
-        self._at_step: _Read | None = None
+        self._at_step: _Read | None = None  # it may be the one at the clip
+        self._own: set[int] = set()  # parameters of the optimizer whose step it is that have gradients
 
     def forget(self) -> None:
         """What was read belongs to a step that was not taken."""
@@ -70,6 +71,8 @@ class GradientReads:
 
     def read(self, at: str, optimizer: Optimizer) -> None:
         """Measures what this optimizer takes, unless it was seen at a clip."""
+        parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
+        self._own = self._layers.known({id(one) for one in parameters if one.grad is not None})
         if self._was_clipped(optimizer):
             self._at_step = self._at_clip
             return
@@ -83,7 +86,7 @@ class GradientReads:
         if read is None or id(optimizer) in read.used_by:
             return False
         parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
-        return read.is_fresh(parameters) and read.is_clipped(held_by(optimizer))
+        return read.is_fresh(parameters) and read.is_clipped(self._own)
 
     # At a clip ------------------------------------------------------------------------------------------------
 
@@ -120,17 +123,18 @@ class GradientReads:
     def torch_clips(self, parameters: Sequence[Tensor], clip: Clip | None) -> bool:
         """Reads all gradients before torch scales those of these parameters, unless they were read since the last
         step; False where none of them is the model's."""
-        ids = set(map(id, parameters))
-        if not self._layers.knows(ids):
+        if not self._layers.known(set(map(id, parameters))):
             return False
+        present = {id(one): weakref.ref(one.grad) for one in parameters if one.grad is not None}
         read = self._at_clip
-        is_known = read is not None and not read.used_by and read.is_fresh(parameters)
-        if read is None or not is_known or any(not earlier.isdisjoint(ids) for earlier, _ in read.clips):
+        # Rows are of gradients as they were. Where there are none, what is clipped now may join what was before.
+        is_known = read is not None and not read.used_by and (not read.parts or read.is_fresh(parameters))
+        if read is None or not is_known or any(not earlier.isdisjoint(present) for earlier, _ in read.clips):
             read = self._at_clip = _Read("clip")
-            owners, tensors = self._gradients(read)
             if self._measuring.cadence.is_wanted("gradient", self._settings.every):
-                self._measure("gradient", read, owners, tensors)
-        read.clips.append((ids, None if clip is None else _kept(clip)))
+                self._measure("gradient", read, *self._gradients(read))
+        read.present.update(present)
+        read.clips.append((set(present), None if clip is None else _kept(clip)))
         return True
 
     # What there is --------------------------------------------------------------------------------------------
@@ -167,19 +171,17 @@ class GradientReads:
         read.used_by.add(id(optimizer))
         if not read.present:  # nothing was looked at
             return
-        held = held_by(optimizer)
-        rows = read.held(held)
-        draft.gradients_are_partial = not read.left_out.isdisjoint(held)
+        rows = read.held(self._own)
+        draft.gradients_are_partial = not read.left_out.isdisjoint(self._own)
         draft.rows += rows
         if rows:
             draft.notes["gradients_read_at"] = read.at
         if read.at == "clip":
-            _add_clip(draft, read, held)
+            _add_clip(draft, read, self._own)
 
 
-def _add_clip(draft: Draft, read: _Read, held: set[int]) -> None:
-    """The clip of all that the optimizer holds; where there were several, what became of its gradients is not known."""
-    own = read.present.keys() & held
+def _add_clip(draft: Draft, read: _Read, own: set[int]) -> None:
+    """The clip of all that the optimizer takes; where there were several, what became of its gradients is not known."""
     ids, clip = next(((ids, clip) for ids, clip in read.clips if own <= ids), (own, None))
     if clip is None:
         draft.clip_is_unknown = True
@@ -187,7 +189,7 @@ def _add_clip(draft: Draft, read: _Read, held: set[int]) -> None:
     draft.set("clip_norm", clip.norm)
     draft.set("clip_max_norm", clip.max_norm)
     is_known = bool(read.parts) and not draft.gradients_are_partial
-    if not is_known and clip.norm_type == 2.0 and (read.present.keys() & ids) <= held:
+    if not is_known and clip.norm_type == 2.0 and ids <= own:
         draft.set("gradient_norm", clip.norm)
 
 

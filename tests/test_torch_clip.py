@@ -15,6 +15,7 @@ from torch.nn.utils import clip_grad_norm_ as imported_early
 
 import holter
 from holter import capture, clipping
+from holter.cadence import Cadence
 from tests.models import make
 
 MAX_NORM = 1e-3  # far below what any step has: every one is clipped
@@ -169,6 +170,19 @@ def test_groups_that_are_clipped_one_after_the_other_are_read_before_the_first(e
     assert "clip_norm" not in history.scalars, "there is no norm of all"
 
 
+def test_groups_that_cannot_be_paid_for_at_the_clip_are_not_measured_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scaled as they are by then, they would look calm."""
+    wanted = Cadence.is_wanted
+    monkeypatch.setattr(
+        Cadence, "is_wanted", lambda self, kind, every: kind != "gradient" and wanted(self, kind, every)
+    )
+    model, optimizer = small()
+    with holter.watch(model, optimizer, run=False, budget=None) as monitor:
+        train(model, optimizer, by_layer)
+    assert monitor.history.scalar("step_time")[0].size == 6
+    assert "gradient_norm" not in monitor.history.scalars and "gradient" not in monitor.history.roles
+
+
 def test_a_clip_of_every_micro_batch_is_read_at_the_last() -> None:
     model, optimizer = small()
     with holter.watch(model, optimizer, run=False, budget=None) as monitor:
@@ -312,17 +326,28 @@ def test_what_was_not_clipped_is_read_where_its_optimizer_takes_it() -> None:
     assert monitor.history.scalar("gradient_norm")[1].tolist() == pytest.approx([norm], rel=1e-6)
 
 
-def test_one_clip_of_all_is_told_at_both_steps_and_taken_for_neithers_norm() -> None:
+@pytest.mark.parametrize("budget", [None, 0])
+def test_one_clip_of_all_is_told_at_both_steps_and_taken_for_neithers_norm(budget: float | None) -> None:
     model, optimizers = adversaries()
-    with holter.watch(model, optimizers, run=False, budget=None, diagnose=False) as monitor:
+    with holter.watch(model, optimizers, run=False, budget=budget, diagnose=False) as monitor:
         for part in model.values():
             (10 * part(torch.randn(2, 4)).square().sum()).backward()
         own = [norm_of(list(part.parameters())) for part in model.values()]
         both = float(imported_early(model.parameters(), MAX_NORM))
         for optimizer in optimizers:
             optimizer.step()
-    assert monitor.history.scalar("gradient_norm")[1].tolist() == pytest.approx(own, rel=1e-6)
+    known = own if budget is None else []
+    assert monitor.history.scalar("gradient_norm")[1].tolist() == pytest.approx(known, rel=1e-6)
     assert monitor.history.scalar("clip_norm")[1].tolist() == pytest.approx([both, both], rel=1e-6)
+
+
+def test_a_parameter_without_a_gradient_does_not_hide_the_clip_of_the_others() -> None:
+    model, optimizer = small()
+    model[0].requires_grad_(False)  # type: ignore[index]
+    with holter.watch(model, optimizer, run=False, budget=None) as monitor:
+        norms = train(model, optimizer, lambda model: imported_early(model[2].parameters(), MAX_NORM))
+    assert [record.notes["gradients_read_at"] for record in monitor.history.records] == ["clip"] * 6
+    assert monitor.history.scalar("clip_norm")[1].tolist() == pytest.approx(norms, rel=1e-6)
 
 
 def test_a_clip_whose_step_is_not_taken_leaves_nothing_to_the_next() -> None:
@@ -407,6 +432,17 @@ def test_a_clip_of_another_model_costs_no_walk_through_this_one(monkeypatch: pyt
         for parameter in other.parameters():
             imported_early(parameter, MAX_NORM)
         assert not walks
+
+
+def test_a_step_that_is_not_measured_costs_no_walk_and_has_its_norm(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, optimizer = small()
+    options = dict.fromkeys(("updates", "weights", "activations", "optimizer_state"))
+    with holter.watch(model, optimizer, run=False, budget=None, every=100, **options) as monitor:
+        norms = train(model, optimizer, lambda model: imported_early(model.parameters(), MAX_NORM), steps=1)
+        monkeypatch.setattr(capture, "_walk", lambda model: pytest.fail("a walk"))
+        norms += train(model, optimizer, lambda model: imported_early(model.parameters(), MAX_NORM))
+    assert monitor.history.scalar("gradient_norm")[1].tolist() == pytest.approx(norms, rel=1e-6)
+    assert not monitor._problems
 
 
 def test_a_torch_whose_parts_have_other_names_is_told_and_watched(
