@@ -63,7 +63,7 @@ class GradientReads:
         self._layers, self._measuring, self._settings, self._problems = layers, measuring, settings, problems
         self._at_clip: _Read | None = None
         self._at_step: _Read | None = None  # it may be the one at the clip
-        self._own: set[int] = set()  # parameters of the optimizer whose step it is that have gradients
+        self._own: set[int] = set()  # ids of parameters: those with gradients of the optimizer whose step it is
 
     def forget(self) -> None:
         """What was read belongs to a step that was not taken."""
@@ -71,21 +71,24 @@ class GradientReads:
 
     def read(self, at: str, optimizer: Optimizer) -> None:
         """Measures what this optimizer takes, unless it was seen at a clip."""
-        parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
-        self._own = self._layers.known({id(one) for one in parameters if one.grad is not None})
         if self._was_clipped(optimizer):
             self._at_step = self._at_clip
             return
         kind = f"gradient {id(optimizer)}"
         self._at_step = read = _Read(at)
         if self._measuring.cadence.is_wanted(kind, self._settings.every):
-            self._measure(kind, read, *self._gradients(read, held_by(optimizer)))
+            self._own = held_by(optimizer)
+            self._measure(kind, read, *self._gradients(read, self._own))
 
     def _was_clipped(self, optimizer: Optimizer) -> bool:
         read = self._at_clip
         if read is None or id(optimizer) in read.used_by:
             return False
-        parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        # Whether a parameter has a gradient is asked last: of very many, that takes milliseconds.
+        left = (one for one in parameters if id(one) not in read.present)
+        others = self._layers.known({id(one) for one in left if one.grad is not None})
+        self._own = read.present.keys() & set(map(id, parameters)) | others
         return read.is_fresh(parameters) and read.is_clipped(self._own)
 
     # At a clip ------------------------------------------------------------------------------------------------

@@ -445,6 +445,48 @@ def test_a_step_that_is_not_measured_costs_no_walk_and_has_its_norm(monkeypatch:
     assert not monitor._problems
 
 
+class Asked(nn.Parameter):
+    """Counts who asks for its gradient."""
+
+    asked = 0
+
+    @property
+    def grad(self) -> Tensor | None:  # type: ignore[override]
+        Asked.asked += 1
+        return torch.Tensor.grad.__get__(self)  # type: ignore[attr-defined,no-any-return]
+
+    @grad.setter
+    def grad(self, value: Tensor | None) -> None:
+        torch.Tensor.grad.__set__(self, value)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("clips", [False, True])
+def test_a_step_that_is_not_measured_hardly_asks_for_gradients(clips: bool) -> None:
+    """Of 10,000 parameters that takes ten milliseconds. At a clip, which asks for all of them, it may be done once."""
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+    for part in (model[0], model[2]):
+        part.weight, part.bias = Asked(part.weight.data), Asked(part.bias.data)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def asked_in_a_step() -> int:
+        optimizer.zero_grad()
+        backward(model)
+        before = Asked.asked
+        if clips:
+            imported_early(model.parameters(), MAX_NORM)
+        optimizer.step()
+        return Asked.asked - before
+
+    alone = asked_in_a_step()
+    options = dict.fromkeys(("updates", "weights", "activations", "optimizer_state"))
+    with holter.watch(model, optimizer, run=False, budget=None, every=100, **options) as monitor:
+        asked_in_a_step()
+        watched = [asked_in_a_step() for _ in range(3)]
+    assert alone > 0 and not monitor._problems
+    # Of each once where it is tested and once where it is taken, and of the first whether it is still the same.
+    assert watched == [alone + (10 if clips else 0)] * 3
+
+
 def test_a_torch_whose_parts_have_other_names_is_told_and_watched(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
