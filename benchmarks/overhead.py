@@ -3,9 +3,10 @@
 Two copies of the training, with the same weights and batches, take single steps in turn (without, with, with,
 without, ...), so that whatever else the machine does hits both alike. A watched step ends when its record is in the
 file: what the writing thread does is counted, though it would run beside the next step. The ratio is that of the
-median steps; its interval comes from resampling the pairs. Processor time is that of all threads, and hardly cares
-what else the machine does. The first line compares the training with itself: that much is noise. A run spends a second
-in advance to see its beginning well; --skip 300 leaves those pairs out, and shows how a training goes on.
+median steps; its interval comes from resampling the pairs. The mean of the middle half of the pairs, each by itself,
+is steadier where the machine is shared. Processor time is that of all threads. The first line compares the training
+with itself: that much is noise. A run spends a second in advance to see its beginning well; --skip 300 leaves those
+pairs out, and shows how a training goes on.
 """
 
 from __future__ import annotations
@@ -60,7 +61,8 @@ class Result:
     with_ms: float
     added_percent: float  # by the ratio of the medians
     interval_percent: tuple[float, float]  # of that, 95 %
-    quartiles_percent: tuple[float, float, float]  # of the pairs, each by itself
+    middle_percent: float  # the mean of the middle half of the pairs, each by itself
+    middle_interval_percent: tuple[float, float]  # of that, 95 %
     processor_percent: float  # as added_percent, by processor time
     own_account_percent: float | None  # what the monitor believes that it took
     rows_share: float | None  # of the steps whose gradients were measured
@@ -117,6 +119,8 @@ def compare(case: str, times: Floats, own_account: float | None, rows_share: flo
     resampled = np.random.default_rng(0).integers(len(times), size=(2000, len(times)))
     medians = np.median(times[resampled, :, 0], axis=1)  # [2000, 2]
     low, high = np.quantile(medians[:, 1] / medians[:, 0], (0.025, 0.975))
+    pairs = np.log(times[:, 1, 0] / times[:, 0, 0])
+    middle, middle_low, middle_high = np.exp([_middle(pairs), *np.quantile(_middle(pairs[resampled]), (0.025, 0.975))])
     return Result(
         case=case,
         pairs=len(times),
@@ -124,7 +128,8 @@ def compare(case: str, times: Floats, own_account: float | None, rows_share: flo
         with_ms=1e3 * float(with_),
         added_percent=_percent(with_ / without),
         interval_percent=(_percent(low), _percent(high)),
-        quartiles_percent=_quartiles(times[:, 1, 0] / times[:, 0, 0]),
+        middle_percent=_percent(middle),
+        middle_interval_percent=(_percent(middle_low), _percent(middle_high)),
         processor_percent=_percent(processor_with / processor_without),
         own_account_percent=own_account,
         rows_share=rows_share,
@@ -135,21 +140,22 @@ def _percent(ratio: float) -> float:
     return 100 * (float(ratio) - 1)
 
 
-def _quartiles(ratios: Floats) -> tuple[float, float, float]:
-    low, middle, high = (_percent(ratio) for ratio in np.quantile(ratios, (0.25, 0.5, 0.75)))
-    return low, middle, high
+def _middle(values: Floats) -> Floats:
+    """The mean of the middle half along the last axis."""
+    quarter = values.shape[-1] // 4
+    return np.asarray(np.sort(values, axis=-1)[..., quarter : values.shape[-1] - quarter].mean(axis=-1))
 
 
 def _line(result: Result) -> str:
     low, high = result.interval_percent
-    quartiles = " ".join(f"{value:+.1f}" for value in result.quartiles_percent)
+    middle = "{:+.2f} % [{:+.2f}, {:+.2f}]".format(result.middle_percent, *result.middle_interval_percent)
     own = "" if result.own_account_percent is None else f", own account {result.own_account_percent:.2f} %"
     rows = "" if result.rows_share is None else f", rows in {100 * result.rows_share:.0f} % of the steps"
     diagnosis = "" if result.diagnosis_percent is None else f", diagnosis {result.diagnosis_percent:.2f} % of the time"
     return (
         f"{result.case:<22} {result.without_ms:7.1f} ms -> {result.with_ms:7.1f} ms  {result.added_percent:+5.2f} % "
         f"[{low:+.2f}, {high:+.2f}]  processor {result.processor_percent:+5.2f} %\n"
-        f"{'':<22} quartiles of pairs {quartiles}{own}{rows}{diagnosis}"
+        f"{'':<22} middle half of pairs {middle}{own}{rows}{diagnosis}"
     )
 
 

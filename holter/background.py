@@ -57,6 +57,7 @@ class Background(Generic[Item]):
         self._bytes = 0
         self._closing = False
         self._asleep = False
+        self._is_busy = True  # whether items come one soon after the other
         self._flushes = 0  # that are being waited for
         self._deadline = float("inf")
         self._process = os.getpid()
@@ -168,22 +169,25 @@ class Background(Generic[Item]):
         """True when there is an item to work on, False when all is done and the thread may end.
 
         While items keep coming the thread looks for them at its own pace: to be woken for each would cost the
-        poster a switch of threads.
+        poster a switch of threads. Where the last one took long to come it sleeps at once: to look in vain costs, too.
         """
-        awake_until = time.monotonic() + self._awake_seconds
+        began = time.monotonic()
+        awake_until = began + self._awake_seconds if self._is_busy else began
         while True:
+            slept = False
             with self._changed:
-                self._asleep = time.monotonic() > awake_until
                 if not self._queue and not self._closing:
-                    self._changed.wait(self._idle_seconds if self._asleep else self._pace_seconds)
-                was_asleep, self._asleep = self._asleep, False
+                    slept = self._asleep = time.monotonic() >= awake_until
+                    self._changed.wait(self._idle_seconds if slept else self._pace_seconds)
+                    self._asleep = False
                 if self._queue:
-                    if was_asleep and self._gather_seconds and not (self._flushes or self._closing):
+                    self._is_busy = time.monotonic() - began <= self._awake_seconds
+                    if slept and self._gather_seconds and not (self._flushes or self._closing):
                         self._changed.wait(self._gather_seconds)
                     return time.monotonic() < self._deadline
                 if self._closing:
                     return False
-            if was_asleep and self._idle:  # outside the lock: it may touch a disk that hangs
+            if slept and self._idle:  # outside the lock: it may touch a disk that hangs
                 self._quietly(self._give_sign_of_life)
 
     def _do(self, item: Item) -> float | None:

@@ -105,6 +105,10 @@ class Layers:
             self._structure = structure
         return [self._names[id(parameter)] for parameter in parameters], parameters
 
+    def knows(self, parameters: Iterable[Tensor]) -> bool:
+        """Whether one of these is a parameter of the model, as it was when last looked at."""
+        return not self._names.keys().isdisjoint(map(id, parameters))
+
     def known(self, parameters: set[int]) -> set[int]:
         """Those of these ids that are of parameters of the model, as it was when last looked at."""
         return parameters & self._names.keys()

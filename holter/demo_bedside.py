@@ -64,7 +64,7 @@ class Bedside:
         if self._doctor is None:
             self._doctor = Doctor(open_run(self._run).info)
         self._taken += 1
-        # What is logged after a step, as the loss here, comes in a record of its own.
+        # What is logged after a step, as the loss here, may come in a record of its own.
         self._scalars = {**(self._scalars if record.late else {}), **record.scalars}
         if "loss" in record.scalars:
             self._on_step(record.step, self._scalars)

@@ -136,17 +136,19 @@ class Draft:
         return [*values, *rows, *([self.gradient_scale] if self.gradient_scale is not None else [])]
 
     def take_up(self, later: Draft) -> bool:
-        """Whether what was logged after this step, sealed too, is recorded with it: values alone are, once, and where
-        they take the place of none."""
+        """Whether what was logged after this step, sealed too, is recorded with it: values that are on the host are,
+        once, and where they take the place of none. On their way from a device they would hold up the step's own."""
         is_of_this = later.late and not self.late and (later.step, later.segment) == (self.step, self.segment)
-        if not is_of_this or self._later is not None or later.rows or not self._sealed.keys().isdisjoint(later._sealed):
+        is_plain = not later.rows and not later.notes and later.has_arrived()
+        is_new = self._sealed.keys().isdisjoint(later._sealed)
+        # Asked last: a signal's handler that logs may come before, and be taken up.
+        if not (is_of_this and is_plain and is_new) or self._later is not None:
             return False
         self._later = later
         return True
 
     def has_arrived(self) -> bool:
-        is_here = self._parcel is not None and self._parcel.has_arrived()
-        return is_here and (self._later is None or self._later.has_arrived())
+        return self._parcel is not None and self._parcel.has_arrived()
 
     def record(self, extra: Mapping[str, float], failed: Failed) -> Record:
         """The record, once everything has arrived; `extra` are scalars that only the writer knows.

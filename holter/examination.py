@@ -26,7 +26,7 @@ from holter.stopping import Patience, is_severe
 
 ADVANCE_SECONDS = 0.002  # with what it earns, below 0.2 % of the first ten seconds
 _LATE = 64  # records that wait, from which on the rules are asked less often
-MOST_RECORDS = 2048  # a step has two, where its loss is logged after it
+MOST_RECORDS = 2048  # a step may have two: what is logged after it can come late
 MOST_BYTES = 16 << 20
 # Between two looks at what has come: the first record after a rest costs several times as much as the next ones, as
 # nothing of the diagnosis is in the processor's caches any more. What is not finite is looked at without delay, and is

@@ -31,6 +31,7 @@ class _Read:
     at: str
     parts: list[tuple[list[str], list[int], DeviceRows]] = field(default_factory=list)
     present: dict[int, weakref.ref[Tensor]] = field(default_factory=dict)  # gradients by their parameters' ids
+    is_whole: bool = False  # present are all that the model had; else those that were clipped
     left_out: set[int] = field(default_factory=set)  # those of them that the user did not select
     clips: list[tuple[set[int], Clip | None]] = field(default_factory=list)  # of which parameters, and what is known
     used_by: set[int] = field(default_factory=set)  # optimizers whose step they have been recorded with
@@ -40,6 +41,11 @@ class _Read:
         first one speaks for all."""
         known = next((one for one in parameters if id(one) in self.present), None)
         return known is not None and known.grad is not None and known.grad is self.present[id(known)]()
+
+    def lives(self) -> bool:
+        """Whether its gradients are still there, as far as it has any. The first one speaks for all."""
+        first = next(iter(self.present.values()), None)
+        return first is None or first() is not None
 
     def is_clipped(self, own: set[int]) -> bool:
         """Whether all of these were."""
@@ -62,8 +68,8 @@ class GradientReads:
     def __init__(self, layers: Layers, measuring: Measuring, settings: Settings, problems: Problems) -> None:
         self._layers, self._measuring, self._settings, self._problems = layers, measuring, settings, problems
         self._at_clip: _Read | None = None
-        self._at_step: _Read | None = None  # it may be the one at the clip
-        self._own: set[int] = set()  # ids of parameters: those with gradients of the optimizer whose step it is
+        # For the step that is being taken, and ids of parameters: those of its optimizer that have gradients.
+        self._at_step: tuple[_Read, set[int]] | None = None
 
     def forget(self) -> None:
         """What was read belongs to a step that was not taken."""
@@ -71,25 +77,34 @@ class GradientReads:
 
     def read(self, at: str, optimizer: Optimizer) -> None:
         """Measures what this optimizer takes, unless it was seen at a clip."""
-        if self._was_clipped(optimizer):
-            self._at_step = self._at_clip
+        self._at_step = self._clipped(optimizer)
+        if self._at_step is not None:
             return
-        kind = f"gradient {id(optimizer)}"
-        self._at_step = read = _Read(at)
+        kind, read = f"gradient {id(optimizer)}", _Read(at)
         if self._measuring.cadence.is_wanted(kind, self._settings.every):
-            self._own = held_by(optimizer)
-            self._measure(kind, read, *self._gradients(read, self._own))
+            self._measure(kind, read, *self._gradients(read, held_by(optimizer)))
+        self._at_step = read, set(read.present)
 
-    def _was_clipped(self, optimizer: Optimizer) -> bool:
+    def _clipped(self, optimizer: Optimizer) -> tuple[_Read, set[int]] | None:
+        """What was read at the clip of all that this optimizer takes."""
         read = self._at_clip
         if read is None or id(optimizer) in read.used_by:
-            return False
+            return None
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        # Whether a parameter has a gradient is asked last: of very many, that takes milliseconds.
+        if not read.is_fresh(parameters):
+            return None
+        own = read.present.keys() & set(map(id, parameters))
+        if not read.is_whole:
+            own |= self._unclipped(read, parameters)
+        return (read, own) if read.is_clipped(own) else None
+
+    def _unclipped(self, read: _Read, parameters: Iterable[Tensor]) -> set[int]:
+        """Those of the model that have gradients besides. To ask one for it takes a microsecond: only these are."""
         left = (one for one in parameters if id(one) not in read.present)
-        others = self._layers.known({id(one) for one in left if one.grad is not None})
-        self._own = read.present.keys() & set(map(id, parameters)) | others
-        return read.is_fresh(parameters) and read.is_clipped(self._own)
+        found = {id(one) for one in left if one.grad is not None}
+        if found - self._layers.known(found):
+            self._layers.everything()  # a layer may be new
+        return self._layers.known(found)
 
     # At a clip ------------------------------------------------------------------------------------------------
 
@@ -124,14 +139,16 @@ class GradientReads:
         return norm
 
     def torch_clips(self, parameters: Sequence[Tensor], clip: Clip | None) -> bool:
-        """Reads all gradients before torch scales those of these parameters, unless they were read since the last
-        step; False where none of them is the model's."""
-        if not self._layers.known(set(map(id, parameters))):
+        """Reads all gradients, where that is wanted, before torch scales those of these parameters, unless they were
+        read since the last step; False where none of them is the model's."""
+        if not self._layers.knows(parameters):
             return False
-        present = {id(one): weakref.ref(one.grad) for one in parameters if one.grad is not None}
+        present = {id(one): weakref.ref(gradient) for one in parameters if (gradient := one.grad) is not None}
         read = self._at_clip
-        # Rows are of gradients as they were. Where there are none, what is clipped now may join what was before.
-        is_known = read is not None and not read.used_by and (not read.parts or read.is_fresh(parameters))
+        # One that is whole knows these gradients, or they are others. To the rest may join what is clipped now.
+        is_known = (
+            read is not None and not read.used_by and (read.is_fresh(parameters) if read.is_whole else read.lives())
+        )
         if read is None or not is_known or any(not earlier.isdisjoint(present) for earlier, _ in read.clips):
             read = self._at_clip = _Read("clip")
             if self._measuring.cadence.is_wanted("gradient", self._settings.every):
@@ -153,6 +170,7 @@ class GradientReads:
                 tensors.append(gradient)
         read.present.update(zip(owners.values(), map(weakref.ref, tensors), strict=True))
         read.left_out.update(read.present.keys() & self._layers.left_out)
+        read.is_whole = held is None
         return owners, tensors
 
     def _measure(self, kind: str, read: _Read, owners: dict[str, int], tensors: list[Tensor]) -> None:
@@ -168,19 +186,20 @@ class GradientReads:
 
     def take(self, draft: Draft, optimizer: Optimizer) -> None:
         """What was read for the step of this optimizer."""
-        read, self._at_step = self._at_step, None
-        if read is None:
+        taken, self._at_step = self._at_step, None
+        if taken is None:
             return
+        read, own = taken
         read.used_by.add(id(optimizer))
         if not read.present:  # nothing was looked at
             return
-        rows = read.held(self._own)
-        draft.gradients_are_partial = not read.left_out.isdisjoint(self._own)
+        rows = read.held(own)
+        draft.gradients_are_partial = not read.left_out.isdisjoint(own)
         draft.rows += rows
         if rows:
             draft.notes["gradients_read_at"] = read.at
         if read.at == "clip":
-            _add_clip(draft, read, self._own)
+            _add_clip(draft, read, own)
 
 
 def _add_clip(draft: Draft, read: _Read, own: set[int]) -> None:

@@ -76,7 +76,7 @@ class Writer:
         self._segment = 0
         self._has_records = False  # in this segment
         self._journal: Journal | None = None
-        self._waiting: Draft | None = None  # the newest step's, until its record is made
+        self._waiting: Draft | None = None  # the newest draft, until its record is made
         self._built: tuple[Draft, Record] | None = None  # so that a failing disk does not make it anew each time
         self._joining, self._pause, self._repeats = threading.RLock(), 0.0, Repeats()
         # Until the first record. One process tells it for all.
@@ -121,8 +121,16 @@ class Writer:
         with self._joining:  # what is logged right after a step needs no record of its own
             if self._waiting is not None and self._waiting.take_up(draft):
                 return
-            is_queued = self._background.post(partial(self._write, draft), draft.size)
-            self._waiting = draft if is_queued else None
+            self._waiting = draft
+        # Not while that is held: whoever frees a draft under the queue's own lock may run a finalizer that logs.
+        if not self._background.post(partial(self._write, draft), draft.size):
+            self._let_go(draft)
+
+    def _let_go(self, draft: Draft) -> None:
+        """From now on nothing is joined to it."""
+        with self._joining:
+            if self._waiting is draft:
+                self._waiting = None
 
     def post_problem(self, problem: Problem) -> None:
         self._post_entry(problem)
@@ -178,11 +186,9 @@ class Writer:
         self._background.stop(0.75 * seconds)
 
     def _write(self, draft: Draft) -> float | None:
-        with self._joining:
-            if not draft.has_arrived():
-                return _ARRIVAL
-            if self._waiting is draft:
-                self._waiting = None
+        if not draft.has_arrived():
+            return _ARRIVAL
+        self._let_go(draft)
         if self._built is None or self._built[0] is not draft:
             dropped = {"dropped": float(self.dropped)} if self.dropped else {}
             record = draft.record({**dropped, **self._look(draft)}, self._report)

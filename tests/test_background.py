@@ -279,6 +279,41 @@ def test_idle_is_called_now_and_then_and_outside_the_lock(worker: Worker) -> Non
     background.close(PATIENCE)
 
 
+def test_after_a_long_wait_it_sleeps_at_once_and_after_a_short_one_it_stays_awake(worker: Worker) -> None:
+    """A thread that looks in vain takes a core from the training each time."""
+    background = Background(worker, never, name="holter-test", pace_seconds=0.003, awake_seconds=0.2, idle_seconds=3600)
+    waits, wait = list[float | None](), background._changed.wait
+    sleeps = threading.Event()
+
+    def noted(seconds: float | None = None) -> bool:
+        waits.append(seconds)
+        if seconds == 3600:
+            sleeps.set()
+        return wait(seconds)
+
+    background._changed.wait = noted  # type: ignore[method-assign]
+
+    def first_wait_after(item: object) -> float | None:
+        sleeps.clear()
+        background.post(item)
+        assert sleeps.wait(PATIENCE)
+        found, waits[:] = waits[0], []
+        return found
+
+    assert sleeps.wait(PATIENCE)
+    waits.clear()
+    assert first_wait_after("seldom") == 3600
+    worker.hang()
+    background.post("one")
+    assert worker.arrived.wait(PATIENCE)
+    background.post("and another")
+    waits.clear()
+    sleeps.clear()
+    worker.gate.set()
+    assert sleeps.wait(PATIENCE) and waits[0] == 0.003
+    background.close(PATIENCE)
+
+
 # Forked children --------------------------------------------------------------------------------------------------
 
 FORKED = """

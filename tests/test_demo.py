@@ -178,8 +178,10 @@ def test_the_benchmark_finds_a_known_difference() -> None:
     result = overhead.compare("planted", np.stack([clock, processor], axis=2), None, None)
     assert result.processor_percent == pytest.approx(5)
     low, high = result.interval_percent
-    assert result.quartiles_percent[1] == pytest.approx(3, abs=0.2)
+    middle_low, middle_high = result.middle_interval_percent
     assert low < 3 < high and low < result.added_percent < high
+    assert middle_low < 3 < middle_high and middle_low < result.middle_percent < middle_high
+    assert middle_high - middle_low < (high - low) / 4, "what both sides share falls out of a pair"
 
 
 def test_the_benchmark_measures_every_step_with_rows() -> None:

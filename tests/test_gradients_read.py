@@ -237,3 +237,91 @@ def test_a_model_collected_within_a_hook_does_not_disturb_torch() -> None:
         handle.remove()
     assert doomed == [] and len(monitor.history) == 3
     monitor.close()
+
+
+# Steps that are not measured, at a clip ----------------------------------------------------------------------------
+
+MAX_NORM = 1e-3
+
+
+class Parts(nn.Module):
+    """Whose parts are called directly, so that no forward is seen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+
+def _part_backward(part: nn.Module) -> float:
+    (10 * part(torch.randn(8, 4)).square().sum()).backward()
+    return float(torch.nn.utils.get_total_norm([p.grad for p in part.parameters() if p.grad is not None]))
+
+
+def _seldom(model: nn.Module, optimizer: Any) -> Monitor:
+    options = dict.fromkeys(("updates", "weights", "activations", "optimizer_state"))
+    return holter.watch(model, optimizer, run=False, budget=None, every=100, **options)
+
+
+def _a_measured_step(model: Parts, optimizer: torch.optim.Optimizer) -> None:
+    _part_backward(model.a)
+    torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM)
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("order", ["ab", "ba"])
+def test_a_group_whose_step_was_not_taken_does_not_join_the_next(order: str) -> None:
+    """It would make a clipped step look calm."""
+    model = Parts()
+    optimizer = torch.optim.SGD([p for name in order for p in getattr(model, name).parameters()], 0.01)
+    with _seldom(model, optimizer) as monitor:
+        _a_measured_step(model, optimizer)
+        _part_backward(model.a)
+        torch.nn.utils.clip_grad_norm_(model.a.parameters(), MAX_NORM)
+        optimizer.zero_grad()
+        norm = _part_backward(model.b)
+        torch.nn.utils.clip_grad_norm_(model.b.parameters(), MAX_NORM)
+        optimizer.step()
+    assert _norms(monitor)[1:] == pytest.approx([norm], rel=1e-6)
+    assert monitor.history.scalar("clip_norm")[1].tolist()[1:] == pytest.approx([norm], rel=1e-6)
+
+
+def test_a_new_layer_that_is_not_clipped_is_not_overlooked() -> None:
+    """P26: the norm of a part is not that of all."""
+    model = Parts()
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    with _seldom(model, optimizer) as monitor:
+        _a_measured_step(model, optimizer)
+        model.b = nn.Linear(4, 4)
+        optimizer.add_param_group({"params": list(model.b.parameters())})
+        _part_backward(model.a)
+        _part_backward(model.b)
+        torch.nn.utils.clip_grad_norm_(model.a.parameters(), MAX_NORM)
+        optimizer.step()
+    assert monitor.history.scalar("gradient_norm_clipped")[0].tolist() == [0]
+    assert monitor.history.scalar("clip_norm")[0].tolist() == [0]
+
+
+def test_what_was_measured_at_a_clip_stays_where_another_gradient_comes_after_it() -> None:
+    model = Parts()
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    with _watch(model, optimizer) as monitor:
+        norm = _part_backward(model.a)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM)
+        _part_backward(model.b)
+        optimizer.step()
+    assert monitor.history.records[0].notes["gradients_read_at"] == "clip"
+    assert monitor.history.scalar("clip_norm")[1].tolist() == pytest.approx([norm], rel=1e-6)
+
+
+def test_parameters_of_others_in_the_clip_are_not_the_models() -> None:
+    model, other = Parts(), nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    with _seldom(model, optimizer) as monitor:
+        _a_measured_step(model, optimizer)
+        _part_backward(model.a)
+        _part_backward(other)
+        both = float(torch.nn.utils.clip_grad_norm_([*model.parameters(), *other.parameters()], MAX_NORM))
+        optimizer.step()
+    assert monitor.history.scalar("gradient_norm")[0].tolist() == [0]
+    assert monitor.history.scalar("clip_norm")[1].tolist()[1:] == pytest.approx([both], rel=1e-6)

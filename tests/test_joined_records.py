@@ -122,16 +122,58 @@ def test_a_step_and_what_was_logged_for_the_one_before_stay_apart() -> None:
     assert mine.take_up(Draft(step=3, late=True).seal())
 
 
-def test_a_record_waits_for_what_was_joined_to_it() -> None:
-    """On a device a loss comes after the step's own numbers."""
-    own, late = Draft(step=0), Draft(step=0, late=True)
+def test_a_value_on_its_way_from_a_device_does_not_hold_up_the_step() -> None:
+    """A long evaluation may be queued before it, and the process killed meanwhile."""
+    own, late = Draft(step=0).seal(), Draft(step=0, late=True)
     late.add("loss", 2.0)
-    assert own.seal().take_up(late.seal()) and own.has_arrived()
-    assert late._parcel is not None
+    assert late.seal()._parcel is not None
     late._parcel._flags.append(flag := torch.zeros(1, dtype=torch.uint8).numpy())
-    assert not own.has_arrived()
+    assert not own.take_up(late) and own.has_arrived()
     flag[0] = 1
-    assert own.has_arrived() and own.record({}, _never).scalars == {"loss": 2.0}
+    assert own.take_up(late) and own.record({}, _never).scalars == {"loss": 2.0}
+
+
+def test_words_have_a_record_of_their_own() -> None:
+    own, late = Draft(step=0).seal(), Draft(step=0, late=True, notes={"batch": "odd"}).seal()
+    assert not own.take_up(late)
+
+
+def test_a_finalizer_that_logs_on_the_writers_thread_hangs_nobody(tmp_path: Path) -> None:
+    """P16: it may run wherever memory is freed, under the lock of the queue too."""
+    writer = Writer(tmp_path, 0, {}, (), _never)
+    through = threading.Event()
+
+    def log_under_the_lock() -> None:
+        with writer._background._changed:
+            posted.wait(0.2)  # the training thread is in the midst of a post by now, or waits for the lock
+            writer.post(Draft(step=1, late=True).seal())
+
+    def train() -> None:
+        posted.set()
+        for step in range(50):
+            writer.post(Draft(step=step).seal())
+        through.set()
+
+    posted = threading.Event()
+    holder = threading.Thread(target=log_under_the_lock, daemon=True)
+    join = writer._joining
+
+    class Held:
+        """Between the two locks, if anybody takes both, the other thread has its turn."""
+
+        def __enter__(self) -> None:
+            join.__enter__()
+            if threading.current_thread() is not holder and not holder.is_alive() and not holder.ident:
+                holder.start()
+                threading.Event().wait(0.1)
+
+        def __exit__(self, *error: object) -> None:
+            join.__exit__(*error)
+
+    writer._joining = Held()  # type: ignore[assignment]
+    threading.Thread(target=train, daemon=True).start()
+    assert through.wait(PATIENCE)
+    writer.close(Ending(0.0, "finished"), PATIENCE)
 
 
 def test_no_value_falls_between_two_records(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ class Moment:
 
 
 class Moments:
-    """Puts records together to steps: values logged after a step come in a record of their own."""
+    """Puts records together to steps: values logged after a step may come in a record of their own."""
 
     def __init__(self) -> None:
         self._open: Moment | None = None
