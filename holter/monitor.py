@@ -155,7 +155,7 @@ class Monitor:
         return self._history
 
     def log(self, *unnamed: Any, **values: Any) -> None:
-        """Adds values to the step: `log(loss=loss)`, before or after `optimizer.step()`.
+        """Adds values to the step: `log(loss=loss)` after its forward, before or after `optimizer.step()`.
 
         Numbers and one-element tensors become scalars (several in one step: their mean); tensors given as `inputs`
         and `targets`, also in tuples and dictionaries, are measured like any tensor. What is called val_..., eval_...
