@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import tempfile
 import time
 from collections.abc import Callable
@@ -27,6 +26,7 @@ import numpy.typing as npt
 import torch
 
 import holter
+from benchmarks.machine import describe
 from benchmarks.watched import leave_idle_time_out
 from holter.demo import DemoSettings, Training
 
@@ -163,18 +163,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.overhead", description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=100, help="pairs of steps a case (default 100)")
     parser.add_argument("--skip", type=int, default=WARM_UP, help=f"pairs before those (default {WARM_UP})")
-    parser.add_argument("--case", choices=CASES, help="only this one")
+    parser.add_argument("--case", choices=CASES, action="append", help="only this one; may be given several times")
     parser.add_argument("--json", type=Path, metavar="FILE", help="where to write the figures")
     arguments = parser.parse_args()
     parameters = sum(parameter.numel() for parameter in Training(DemoSettings()).model.parameters())
     print(f"ByteGPT, {parameters:,} parameters, torch {torch.__version__}, {torch.get_num_threads()} threads")
     results = []
-    for case in [arguments.case] if arguments.case else CASES:
+    for case in arguments.case or CASES:
         results.append(measure(case, arguments.steps, skip=arguments.skip))
         print(_line(results[-1]), flush=True)
     if arguments.json is not None:
-        machine = {"machine": platform.machine(), "threads": torch.get_num_threads(), "torch": torch.__version__}
-        figures = {**machine, "parameters": parameters, "results": [asdict(result) for result in results]}
+        machine = describe(torch.device("cpu"))
+        figures = {"machine": machine, "parameters": parameters, "results": [asdict(result) for result in results]}
         arguments.json.write_text(json.dumps(figures, indent=1) + "\n")
 
 

@@ -17,7 +17,9 @@ ADVANCE_SECONDS = 1.0
 _ADVANCED_FOR = 20.0  # seconds of training
 _REPAID = 0.25  # of what is earned, while an advance is owed
 _FOR_RECORDS = 0.6  # of what is earned, at most
-_FELT = 0.75  # of the share that may be spent: a training feels more than the time that it waits, its caches are cold
+# Of the share, so much may be spent by our own clocks. A training feels more than they see: its caches are cold after
+# us, and a hook has begun before they start. Measured: an ordinary step of 0.4 % by our clocks was 0.75 % longer.
+_FELT = 0.6
 BESIDE = 0.5  # of what another thread takes, that a training feels: torch lets go of the interpreter
 _OUTLIER = 10  # times what was expected
 _SMOOTHING = 0.2  # weight of the newest cost in the expected one
@@ -95,12 +97,15 @@ class Budget:
 
     def settle(self, seconds: float) -> None:
         """A stretch of work: of the kinds that were learned of since the last time, and the rest of it everyone's."""
-        known = sum(self._unsettled.values())
+        if not self._unsettled:  # as in most stretches
+            self.share_out(seconds)
+            return
+        unsettled, self._unsettled = self._unsettled, {}  # as a whole: another thread may log
+        known = sum(unsettled.values())
         scale = min(1.0, seconds / known) if known > 0 else 0.0
-        for part, own in self._unsettled.items():
+        for part, own in unsettled.items():
             if part is not None:
                 self._purses[part].holds -= scale * own
-        self._unsettled.clear()
         self.spent += scale * known
         self.share_out(seconds - scale * known)
 

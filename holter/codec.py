@@ -22,6 +22,10 @@ from holter.statistics.rows import COLUMNS, Rows
 Arrays = dict[str, npt.NDArray[Any]]
 Layers = tuple[str, ...]
 _KEY = "holter"
+# The kinds of numbers that an entry holds, in safetensors' order, and their names there.
+_KINDS = _INTEGER, _FLOAT, _PLACE, _BUCKET = tuple(map(np.dtype, ("<i8", "<f8", "<u4", "<u2")))
+_KIND_NAMES = ("I64", "F64", "U32", "U16")
+_write_compactly = json.JSONEncoder(separators=(",", ":")).encode
 HEADER_LENGTH = 8  # bytes at the beginning of a blob that say how long its words are
 SIGN = b'{"__metadata__":{"holter":"{'  # how those begin. No text in them can look like it: its quotes are escaped
 
@@ -70,23 +74,23 @@ class Encoder:
         return [_pack({"kind": "layers", "number": self._tables[role].number, "layers": list(names)}, {})]
 
     def _record(self, record: Record) -> bytes:
-        arrays: Arrays = {"scalars": np.array(list(record.scalars.values()), dtype=np.float64)}
+        arrays: Arrays = {"scalars": np.array(list(record.scalars.values()), _FLOAT)}
         roles = []
         for place, (role, layer_rows) in enumerate(record.rows.items()):
             rows = layer_rows.rows
             # Most columns of most steps are zero throughout (NaNs, Infs): those are left out.
             used = [i for i in range(len(COLUMNS)) if rows.values[:, i].any()]
-            arrays[f"{place}.values"] = np.ascontiguousarray(rows.values[:, used].T)
+            arrays[f"{place}.values"] = np.asarray(rows.values[:, used].T, _FLOAT)
             if rows.histograms is not None:
-                arrays[f"{place}.offsets"] = rows.histograms.offsets
-                arrays[f"{place}.buckets"] = rows.histograms.buckets
-                arrays[f"{place}.counts"] = rows.histograms.counts
+                arrays[f"{place}.offsets"] = np.asarray(rows.histograms.offsets, _INTEGER)
+                arrays[f"{place}.buckets"] = np.asarray(rows.histograms.buckets, _BUCKET)
+                arrays[f"{place}.counts"] = np.asarray(rows.histograms.counts, _INTEGER)
             if layer_rows.extras:
-                arrays[f"{place}.extras"] = np.stack(list(layer_rows.extras.values()))
+                arrays[f"{place}.extras"] = np.array(list(layer_rows.extras.values()), _FLOAT)
             table = self._tables[role]
             if layer_rows.layers != table.names:
                 places = [table.place[name] for name in layer_rows.layers]
-                arrays[f"{place}.places"] = np.array(places, dtype=np.uint32)
+                arrays[f"{place}.places"] = np.array(places, _PLACE)
             words_of = {"role": role, "layers": table.number, "columns": [COLUMNS[i] for i in used]}
             roles.append({**words_of, "extras": list(layer_rows.extras)} if layer_rows.extras else words_of)
         words = {
@@ -194,7 +198,17 @@ def _histograms(layers: int, *arrays: npt.NDArray[Any]) -> Histograms:
 
 
 def _pack(words: Mapping[str, Any], arrays: Arrays) -> bytes:
-    return bytes(safetensors_numpy.save(arrays, {_KEY: json.dumps(words)}))
+    """What safetensors' own writer makes of them, byte by byte, in less time: a record is made at every step."""
+    header: dict[str, Any] = {"__metadata__": {_KEY: json.dumps(words)}}
+    data, place = [], 0
+    for kind, name in sorted((_KINDS.index(array.dtype), name) for name, array in arrays.items()):
+        array, end = arrays[name], place + arrays[name].nbytes
+        header[name] = {"dtype": _KIND_NAMES[kind], "shape": array.shape, "data_offsets": (place, end)}
+        data.append(array.tobytes())
+        place = end
+    text = _write_compactly(header).encode()
+    text += b" " * (-len(text) % HEADER_LENGTH)
+    return b"".join((len(text).to_bytes(HEADER_LENGTH, "little"), text, *data))
 
 
 def _unpack(blob: bytes) -> tuple[Mapping[str, Any], Arrays]:

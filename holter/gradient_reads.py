@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import compress
 
 from torch import Tensor
@@ -220,4 +220,4 @@ def _kept(clip: Clip) -> Clip:
     norm = clip.norm
     if isinstance(norm, Tensor):
         norm = float(norm) if norm.device.type == "cpu" else norm.detach().clone()
-    return replace(clip, norm=norm, max_norm=float(clip.max_norm))
+    return Clip(norm, float(clip.max_norm), clip.norm_type)

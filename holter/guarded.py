@@ -35,7 +35,7 @@ def attempt(
             return None
     if monitor._closed or os.getpid() != monitor._process:
         return None
-    with monitor._problems.contained(purpose):
+    try:
         if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
             raise Complaint("it would become part of a CUDA graph; the graph's replays are not observed")
         started, monitor._working_thread = time.perf_counter(), thread
@@ -44,7 +44,9 @@ def attempt(
         finally:
             monitor._working_thread = None
             monitor._take_note_of(time.perf_counter() - started, charged)
-    return None
+    except Exception as error:
+        monitor._problems.add(purpose, error)
+        return None
 
 
 def contained(purpose: str, charged: bool = True) -> Callable[[Method], Method]:

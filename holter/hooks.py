@@ -26,8 +26,10 @@ class ModuleHook:
             return  # a constant for the compiler: nothing of the hook stays in the graph
         owner = self._owner()
         if owner is not None:
-            with owner._problems.contained(self._purpose):
+            try:
                 self._see(owner, *self._told, module, *what)
+            except Exception as error:
+                owner._problems.add(self._purpose, error)
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         return getattr, (contextlib.nullcontext(), "__exit__")  # takes any arguments, does nothing, needs no Holter

@@ -177,6 +177,8 @@ def add_scalar(draft: Draft, name: str, value: Any) -> None:
 
 def _scalar(value: Any) -> float | Tensor:
     """A number, or a tensor of one element, which is read where that takes no waiting and else when it arrives."""
+    if type(value) is float:
+        return value
     if isinstance(value, Tensor):
         if value.numel() != 1:
             raise Complaint("only inputs= and targets= take whole tensors, other values are single numbers")
@@ -191,7 +193,7 @@ def _scalar(value: Any) -> float | Tensor:
 
 def _local(value: Tensor) -> Tensor:
     """As this process holds it; refused where it holds no number, or would have to ask the others for it."""
-    if hasattr(value, "to_local"):
+    if type(value) is not Tensor and hasattr(value, "to_local"):
         if not all(placement.is_replicate() for placement in getattr(value, "placements", ())):
             raise Complaint("it is spread over several processes: log its full_tensor()")
         value = value.to_local()

@@ -38,8 +38,7 @@ from holter.stopping import StopOn
 from holter.training_info import describe_training, rank_of_process
 from holter.writer import Writer
 
-_CLOSE_SECONDS = 1.8
-_CATCH_UP_SECONDS = 0.2
+_CLOSE_SECONDS, _CATCH_UP_SECONDS = 1.8, 0.2
 
 
 class Monitor:
@@ -92,8 +91,7 @@ class Monitor:
         self._at_exit = AtExit(self._close)
 
     def __repr__(self) -> str:
-        where = self.path or "memory"
-        return f"<Monitor {self.state}: {self.step} steps in {where}, {len(self._findings())} findings>"
+        return f"<Monitor {self.state}: {self.step} steps in {self.path or 'memory'}, {len(self._findings())} findings>"
 
     def _repr_html_(self) -> str:
         return monitor_html(self.path, self._rank, self._writer.records, self._findings(), self.state, self.step)
@@ -189,7 +187,8 @@ class Monitor:
             raise RuntimeError("the model that this monitor watched is gone: there is nothing to clip")
         if not isinstance(max_norm, int | float | Tensor):
             raise TypeError(f"max_norm comes first and is a number, not {max_norm!r}: the monitor knows the parameters")
-        if norm_type == 2.0 and not error_if_nonfinite and isinstance(max_norm, int | float):
+        is_plain = norm_type == 2.0 and not error_if_nonfinite and isinstance(max_norm, int | float)
+        if is_plain and torch.cuda.is_initialized():  # else there is nothing to be done: no need to enter
             found: Tensor | None = self._clip_in_one_pass(max_norm)
             if found is not None:
                 return found
@@ -257,7 +256,9 @@ class Monitor:
         self._time("forward_began")
 
     def forward_ended(self) -> None:
-        self._time("forward_ended")
+        with self._problems.contained("time a stage"):  # no more: to ask all that `attempt` asks would take longer
+            if self._stages is not None and not self._closed:
+                self._stages.forward_ended()
 
     @contained("see a step coming")
     def before_step(self, optimizer: Optimizer, has_closure: bool) -> None:

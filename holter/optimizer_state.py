@@ -21,6 +21,7 @@ from holter.statistics.device_rows import DeviceRows
 # Under which names optimizers keep the average of gradients, and that of their squares.
 _FIRST = ("exp_avg", "momentum_buffer", "momentum", "m")
 _SECOND = ("exp_avg_sq", "square_avg", "sum", "v")
+_NUMBERS = (int, float, Tensor)
 EXTRAS = NamedSums(("rms_ratio", "below_eps"))
 
 
@@ -29,11 +30,11 @@ def settings_of(optimizer: Optimizer) -> Iterator[tuple[str, Any]]:
     for place, group in enumerate(optimizer.param_groups):
         for name, key in (("learning_rate", "lr"), ("weight_decay", "weight_decay")):
             value = group.get(key)
-            if isinstance(value, int | float | Tensor):
+            if isinstance(value, _NUMBERS):
                 yield f"{name}/{place}" if place else name, value
     first = next(iter(optimizer.state.values()), None)
     steps = first.get("step") if isinstance(first, dict) else None
-    if isinstance(steps, int | float) or (isinstance(steps, Tensor) and steps.numel() == 1):
+    if isinstance(steps, _NUMBERS) and (not isinstance(steps, Tensor) or steps.numel() == 1):
         yield "optimizer_step", steps
 
 
@@ -180,7 +181,7 @@ def number_on_host(value: Any) -> float:
     """NaN for what is none, or is not known on the host."""
     if isinstance(value, Tensor) and (value.device.type != "cpu" or value.numel() != 1):
         return math.nan
-    return float(value) if isinstance(value, int | float | Tensor) else math.nan
+    return float(value) if isinstance(value, _NUMBERS) else math.nan
 
 
 def _line(values: Sequence[float], device: torch.device) -> Tensor:

@@ -93,6 +93,7 @@ class Stages:
         self._stage, self._observed = "other", {"other"}
         self._moments: list[_Moment] = []
         self._earlier: dict[str, float] = {}  # of this step, where it has very many moments
+        self._has_events = False
         self._is_lost = False  # this step cannot be observed, or is not to be
         self._unused: deque[_Event] = deque(maxlen=_MOST)
         self._pending: deque[StageTimes] = deque(maxlen=PENDING)
@@ -143,32 +144,35 @@ class Stages:
             self._unused = deque(maxlen=_MOST)  # an event belongs to one device
         self._stage, self._moments, self._earlier = "other", [], {}
         kind = "cpu" if self._timed_on is None else self._timed_on.type
+        self._has_events = kind == "cuda"
         is_due = kind == "cpu" or self._steps % self._pace == self._pace // 2
         self._is_lost = kind not in ("cpu", "cuda") or not is_due
-        self._mark(_Moment("other", time.perf_counter() - early, None))
+        self._mark("other", early=early)
 
     def _open(self, stage: str, waited: float = 0.0) -> None:
         if not self._moments and not self._is_lost:
             self._begin(early=waited)  # the first step begins with the first thing told
         self._stage = stage
         self._observed.add(stage)
-        self._mark(_Moment(stage, time.perf_counter(), None, waited))
+        self._mark(stage, waited)
 
-    def _mark(self, moment: _Moment) -> None:
-        device = self._timed_on
-        if not self._is_lost and device is not None and device.type == "cuda":
-            if torch.cuda.is_current_stream_capturing():
-                self._is_lost = True  # an event would become part of the CUDA graph
-            else:
-                event = self._unused.pop() if self._unused else torch.cuda.Event(enable_timing=True)
-                event.record(torch.cuda.current_stream(device))
-                moment = moment._replace(event=event)
+    def _mark(self, opens: str, waited: float = 0.0, early: float = 0.0) -> None:
+        clock = time.perf_counter() - early
+        event = self._record_event() if self._has_events and not self._is_lost else None
         if self._is_lost:
             self._moments = []
             return
-        self._moments.append(moment)
+        self._moments.append(_Moment(opens, clock, event, waited))
         if len(self._moments) % _FOLD == 0:
             self._fold()
+
+    def _record_event(self) -> _Event | None:
+        if torch.cuda.is_current_stream_capturing():
+            self._is_lost = True  # it would become part of the CUDA graph
+            return None
+        event = self._unused.pop() if self._unused else torch.cuda.Event(enable_timing=True)
+        event.record(torch.cuda.current_stream(self._timed_on))
+        return event
 
     def _fold(self) -> None:
         """Sums up the first part of a step that has very many micro-batches, so that its moments stay bounded."""

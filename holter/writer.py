@@ -192,7 +192,8 @@ class Writer:
         if self._built is None or self._built[0] is not draft:
             dropped = {"dropped": float(self.dropped)} if self.dropped else {}
             record = draft.record({**dropped, **self._look(draft)}, self._report)
-            self._built = draft, replace(record, scalars={**record.scalars, **self._repeats.scalars(record)})
+            repeated = self._repeats.scalars(record)
+            self._built = draft, replace(record, scalars={**record.scalars, **repeated}) if repeated else record
         record = self._built[1]
         pause = self._append(record)
         if pause is None:

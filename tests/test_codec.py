@@ -48,7 +48,9 @@ def fingerprint(entry: Entry) -> tuple[Any, ...]:
     for role, layer_rows in entry.rows.items():
         histograms = layer_rows.rows.histograms
         dense = b"" if histograms is None else histograms.dense().tobytes()
-        rows.append((role, layer_rows.layers, (layer_rows.rows.values + 0.0).tobytes(), histograms is None, dense))
+        extras = [(name, extra.astype(float).tobytes()) for name, extra in layer_rows.extras.items()]
+        values = (layer_rows.rows.values + 0.0).tobytes()
+        rows.append((role, layer_rows.layers, values, extras, histograms is None, dense))
     scalars = [(name, struct.pack("<d", value)) for name, value in entry.scalars.items()]
     return entry.step, repr(entry.time), scalars, rows, dict(entry.notes), entry.segment, entry.late
 
@@ -68,7 +70,10 @@ def some_layer_rows(draw: st.DrawFn) -> LayerRows:
     columns = draw(st.lists(numbers, min_size=len(COLUMNS), max_size=len(COLUMNS)))
     values = np.tile(np.array(columns), (len(layers), 1)) if draw(st.booleans()) else np.zeros((len(layers), 11))
     tensors = [draw(st.lists(st.floats(width=32), max_size=5)) for _ in layers]
-    return LayerRows(layers, Rows(values, draw(st.sampled_from([None, Histograms.of(tensors)]))))
+    kinds = st.sampled_from(["<f8", ">f8", "<f4", "<i4", "?"])  # whatever comes, float64 is written
+    named = draw(st.dictionaries(names, kinds, max_size=2))
+    extras = {name: np.arange(len(layers)).astype(kind) for name, kind in named.items()}
+    return LayerRows(layers, Rows(values, draw(st.sampled_from([None, Histograms.of(tensors)]))), extras)
 
 
 records = st.builds(
@@ -102,6 +107,41 @@ def is_faithful(entries: Sequence[Entry]) -> bool:
 def test_what_is_encoded_is_decoded_whatever_it_is(entries: list[Entry]) -> None:
     """P12, P22: hostile names, NaN and Inf, nothing at all: the same entries in the same order."""
     assert is_faithful(entries)
+
+
+def unlike_safetensors(entries: Sequence[Entry]) -> tuple[int, set[str]]:
+    """How many blobs safetensors' own writer would have written otherwise, and the kinds of arrays in all of them."""
+    encoder, wrong, kinds = Encoder(), 0, set()
+    honest = module._pack
+
+    def pack(words: Any, arrays: dict[str, Any]) -> bytes:
+        nonlocal wrong
+        kinds.update(array.dtype.str for array in arrays.values())
+        alike = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+        wrong += honest(words, arrays) != blob_of(words, alike)
+        return honest(words, arrays)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_pack", pack)
+        assert all(encoder.encode(entry) for entry in entries)
+    return wrong, kinds
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+@given(entries=st.lists(records | problems | endings, max_size=4))
+def test_a_blob_is_what_safetensors_writes(entries: list[Entry]) -> None:
+    assert unlike_safetensors(entries)[0] == 0
+
+
+def test_a_blob_with_all_kinds_of_numbers_is_what_safetensors_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, few = an_entry(), an_entry().rows["gradient"]
+    extras = {"hash": np.array([1.0, 2.0]), "\u5c64": np.zeros(2)}
+    rows = {"gradient": LayerRows(few.layers[::-1], few.rows), "update": LayerRows(few.layers, few.rows, extras)}
+    entries = [whole, an_entry(rows=rows)]
+    assert unlike_safetensors(entries) == (0, {kind.str for kind in module._KINDS})
+    monkeypatch.setattr(module, "_KINDS", module._KINDS[::-1])  # the planted twin: another order
+    monkeypatch.setattr(module, "_KIND_NAMES", module._KIND_NAMES[::-1])
+    assert unlike_safetensors(entries)[0] > 0
 
 
 def an_entry(**changes: Any) -> Record:

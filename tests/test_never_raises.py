@@ -28,6 +28,7 @@ from holter import (
     examination,
     execution,
     gradient_reads,
+    guarded,
     history,
     journal,
     loader_workers,
@@ -183,8 +184,8 @@ def test_no_fault_of_one_kind_reaches_the_training(
 def test_the_check_fails_for_an_unguarded_hook(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     """P1, planted fault: a guard that lets errors through."""
     injector = Injector(monkeypatch, 0)
-    injector.plant(gradient_reads.GradientReads, "clip", ("a bug",))
-    monkeypatch.setattr("holter.problems._Contained.__exit__", lambda *_: False)
+    injector.plant(collector.Collector, "log", ("a bug",))
+    monkeypatch.setattr(guarded, "attempt", lambda _, __, piece, *args, charged: piece(*args))
     with pytest.raises(RuntimeError, match="a bug"):
         _train_with(injector, tmp_path)
 
@@ -245,7 +246,9 @@ def test_a_machine_that_cannot_be_looked_at_costs_no_record(piece: str, monkeypa
     assert len(training.monitor.history) == 3 and len(training.monitor.findings) == 1
 
 
-@pytest.mark.parametrize("moment", ["measuring", "step_began", "step_ended", "forward_began", "finish"])
+@pytest.mark.parametrize(
+    "moment", ["measuring", "step_began", "step_ended", "forward_began", "forward_ended", "finish"]
+)
 def test_a_stage_that_cannot_be_timed_costs_no_measurement(moment: str, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = _roles_with("", monkeypatch)
     Injector(monkeypatch, 0).plant(stages.Stages, moment, ("a bug",), share=1.0, armed=True)
@@ -254,6 +257,19 @@ def test_a_stage_that_cannot_be_timed_costs_no_measurement(moment: str, monkeypa
     training.monitor = holter.watch(training.model, training.optimizer, run=False, budget=None, updates=1)
     training.step()
     assert set(training.monitor.history.roles) == whole and len(training.monitor.history) == 1
+
+
+def test_a_moment_told_after_the_end_is_not_kept() -> None:
+    """By a framework that goes on when the monitor was closed."""
+    training = make("mlp")
+    training.monitor = holter.watch(training.model, training.optimizer, run=False)
+    training.step()
+    training.monitor.forward_ended()
+    assert training.monitor._stages is not None
+    told = len(training.monitor._stages._moments)
+    training.monitor.close()
+    training.monitor.forward_ended()
+    assert told > 1 and len(training.monitor._stages._moments) == told
 
 
 class Hostile:

@@ -95,6 +95,8 @@ def clip_in_one_pass(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     monkeypatch.setattr(Measurer, "can_clip", lambda self, tensors: True)
     monkeypatch.setattr(Measurer, "measure_and_clip", measure_and_clip)
     monkeypatch.setattr(Layers, "is_on_cuda", lambda self: True)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     return passes
 
 

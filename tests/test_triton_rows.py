@@ -233,6 +233,8 @@ def _fused_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Measurer, "_fused_backend", lambda self: backend)
     monkeypatch.setattr(Measurer, "can_clip", lambda self, tensors: backend.can_clip(tensors))
     monkeypatch.setattr(Layers, "is_on_cuda", lambda self: True)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
 
 
 def train(steps: int = 12, **options: Any) -> tuple[nn.Module, list[float], holter.Monitor]:
