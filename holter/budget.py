@@ -6,7 +6,7 @@ activations, say, is paid off by later looks at activations, while gradients go 
 to the others. A run starts with an advance of a second, so that short runs are seen well, and pays it back with a
 quarter of what it earns: after that, measuring costs its share of the time. It is for the first seconds, in which short
 steps are many: what is left of it then is taken back. What every step needs, a record of its scalars, is spent from all
-purses but never left out: where steps are very short that alone may exceed the share, and so it takes no more than six
+purses but never left out: where steps are very short that alone may exceed the share, and so it takes at most seven
 tenths of what they earn. Setting up is paid by no purse: what a kind takes the first time is mostly the loading of
 kernels and the making of tables, and would keep the run unseen for hundreds of steps.
 """
@@ -16,7 +16,7 @@ from __future__ import annotations
 ADVANCE_SECONDS = 1.0
 _ADVANCED_FOR = 20.0  # seconds of training
 _REPAID = 0.25  # of what is earned, while an advance is owed
-_FOR_RECORDS = 0.6  # of what is earned, at most
+_FOR_RECORDS = 0.7  # of what is earned, at most
 # Of the share, so much may be spent by our own clocks. A training feels more than they see: its caches are cold after
 # us, and a hook has begun before they start. Measured: an ordinary step of 0.4 % by our clocks was 0.75 % longer.
 _FELT = 0.6
