@@ -173,6 +173,19 @@ def test_a_drag_over_the_strip_chart_is_undone_by_the_button_and_by_a_double_cli
         assert seen.faults == []
 
 
+def test_a_double_click_on_a_page_that_draws_for_long_opens_no_layer(browser: Browser, tmp_path: Path) -> None:
+    with visit(browser, write(tmp_path / "page.html", wide_view(24, 101))) as seen:
+        page = seen.page
+        strip_chart.drag(page, 0.4)
+        strip_chart.wait_for_zoom(page, 150, 300)
+        # What a redraw of all charts takes on a slow machine, within the second click.
+        page.evaluate("Holter.charts.onRange(() => { const end = Date.now() + 700; while (Date.now() < end); })")
+        page.mouse.dblclick(*strip_chart.place(page, 0.7, 0.5))
+        strip_chart.wait_for_all(page, 600)
+        strip_chart.wait_for_first_click(page)
+        assert page.locator(".panel").is_hidden() and seen.faults == []
+
+
 def test_a_spike_does_not_flatten_the_rest_of_a_layer_that_became_zero(browser: Browser, tmp_path: Path) -> None:
     """P19: the panel has a logarithmic axis, with zero below all else; one without where values are alike or signed."""
     view = wide_view(24, 100)

@@ -18,9 +18,12 @@
    * the view only names. */
   function create(open, load) {
     const state = { view: null, id: null, query: '', layer: null, column: null, rows: null, loaded: new Map(), load };
-    Object.assign(state, { click: null, doubled: 0 }); // the click that waits for a second; when there was one
+    Object.assign(state, { click: null, doubled: false }); // the click that waits for a second; whether that came
     const parts = build(state, open);
     parts.chart.addEventListener('keydown', (event) => onKey(event, state, parts, open));
+    for (const kind of ['pointerdown', 'mousedown']) {
+      parts.chart.addEventListener(kind, (event) => pressed(state, event), true);
+    }
     // What was dragged over both is undone together.
     Holter.charts.onRange((range) => range || allRows(state, parts, open));
     return {
@@ -160,7 +163,7 @@
       },
       onReset: () => {
         window.clearTimeout(state.click);
-        state.doubled = Date.now();
+        state.doubled = true;
         allRows(state, parts, open);
       },
       onRelayout: (change) => {
@@ -322,11 +325,17 @@
     parts.tip.style.top = `${y + 16}px`;
   }
 
+  /** By presses, not by the clock: a page that draws for long comes late to its timers. */
+  function pressed(state, event) {
+    state.doubled = false;
+    if (event.detail > 1) window.clearTimeout(state.click); // the second of two
+  }
+
   /** A click acts at once, but where a second one may follow, to undo a zoom. Plotly tells of both of a double click
    * as clicks too, of the second after the double one. */
   function clicked(state, act) {
     const { range, DOUBLE_CLICK } = Holter.charts;
-    if (Date.now() - state.doubled < DOUBLE_CLICK) return;
+    if (state.doubled) return;
     window.clearTimeout(state.click);
     if (state.rows || range()) state.click = window.setTimeout(act, DOUBLE_CLICK);
     else act();
