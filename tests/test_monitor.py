@@ -236,6 +236,25 @@ def test_the_purse_never_spends_more_than_it_earned() -> None:
     assert Budget(None).affords("anything") and not Budget(0).affords("anything")
 
 
+def test_what_another_thread_learns_while_work_is_settled_is_settled_next() -> None:
+    budget = Budget(0.01)
+
+    class Purse:
+        """At whose change the other thread has its turn."""
+
+        def __setattr__(self, name: str, value: float) -> None:
+            if name == "holds" and "holds" in vars(self):
+                budget.learn("weight", 0.25)
+            vars(self)[name] = value
+
+    purse = Purse()
+    purse.holds = 1.0
+    budget._purses["gradient"] = purse  # type: ignore[assignment]
+    budget.learn("gradient", 0.5)
+    budget.settle(0.5)
+    assert vars(purse)["holds"] == 0.5 and budget._unsettled == {"weight": 0.25}
+
+
 def test_an_advance_is_for_the_beginning() -> None:
     """Short steps use it up; of long ones few are taken in that time, and what they have not used is given back."""
     spent = {}

@@ -259,6 +259,14 @@ def test_a_stage_that_cannot_be_timed_costs_no_measurement(moment: str, monkeypa
     assert set(training.monitor.history.roles) == whole and len(training.monitor.history) == 1
 
 
+def test_a_moment_that_a_framework_tells_is_contained_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    training = make("mlp")
+    training.monitor = holter.watch(training.model, training.optimizer, run=False)
+    Injector(monkeypatch, 0).plant(stages.Stages, "forward_ended", ("a bug",), share=1.0, armed=True)
+    training.monitor.forward_ended()
+    assert training.monitor.state == "degraded"
+
+
 def test_a_moment_told_after_the_end_is_not_kept() -> None:
     """By a framework that goes on when the monitor was closed."""
     training = make("mlp")
