@@ -67,6 +67,16 @@ def test_the_kernels_pass_the_contract(kind: str) -> None:
     assert complaints(tensors, measured(tensors)) == []
 
 
+@pytest.mark.parametrize(
+    "odd",
+    [normal(9, 8)[:, ::2], torch._neg_view(normal(9)), torch.arange(-4, 5)],
+    ids=["with gaps", "negated", "integers"],
+)
+def test_one_tensor_that_cannot_be_read_as_it_lies_is_read_right(odd: Tensor) -> None:
+    tensors = [normal(40), odd, normal(50, seed=2)]
+    assert complaints(tensors, measured(tensors)) == []
+
+
 def unaligned(size: int, offset: int) -> Tensor:
     return normal(size + offset)[offset:]
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 import torch
 from torch import Tensor
@@ -20,6 +21,7 @@ from holter.statistics.triton_sketch import TritonFolder
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)  # in the order of the kernels' kinds
 _CODES = {dtype: code for code, dtype in enumerate(DTYPES)}
+_DTYPE = attrgetter("dtype")
 # What float32 cannot hold exactly is measured in float64, the rest of the other dtypes in float32.
 _WIDE = (torch.int32, torch.int64, torch.uint32, torch.uint64)
 _ALIGNMENT = 16  # bytes, of the widest load
@@ -56,7 +58,7 @@ class TritonRows:
 
     def measure(self, tensors: Sequence[Tensor], histograms: bool) -> DeviceRows:
         """One row a tensor, in their order. Their values may be read until the device has done it."""
-        flat = [_readable(tensor) for tensor in tensors]
+        flat = tensors if _are_readable(tensors) else [_readable(tensor) for tensor in tensors]
         return self._tables_for(flat).measure(histograms)
 
     def can_clip(self, tensors: Sequence[Tensor]) -> bool:
@@ -95,9 +97,9 @@ class TritonRows:
             self.fold(tensors)
 
     def _tables_for(self, tensors: Sequence[Tensor]) -> _Tables:
-        sizes = [tensor.numel() for tensor in tensors]
-        dtypes = [tensor.dtype for tensor in tensors]
-        addresses = [tensor.data_ptr() for tensor in tensors]
+        sizes = list(map(Tensor.numel, tensors))
+        dtypes = list(map(_DTYPE, tensors))
+        addresses = list(map(Tensor.data_ptr, tensors))
         device = tensors[0].device if tensors else torch.device("cpu")
         heads = [-address % _ALIGNMENT for address in addresses]  # bytes before the first boundary
         key = (*sizes, *dtypes, *heads, device)
@@ -107,6 +109,15 @@ class TritonRows:
         self._tables[key] = tables
         tables.move_to(addresses)
         return tables
+
+
+def _are_readable(tensors: Sequence[Tensor]) -> bool:
+    """Whether all can be read as they lie, as gradients mostly can: asked in a go, which every step's thread feels."""
+    return (
+        all(map(Tensor.is_contiguous, tensors))
+        and not any(map(Tensor.is_neg, tensors))
+        and _CODES.keys() >= set(map(_DTYPE, tensors))
+    )
 
 
 def _readable(tensor: Tensor) -> Tensor:
