@@ -5,7 +5,8 @@ JOBS ?= 2
 
 BIN := .venv/bin
 READY := .venv/.ready
-INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
+# Without bytecode: most of what is installed is never imported, and the rest is compiled when it is.
+INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check --no-compile -c constraints.txt
 
 .PHONY: demo test check gauntlet bench clean browser
 

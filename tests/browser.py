@@ -33,7 +33,9 @@ def chromium() -> Iterator[Browser]:
     playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     with playwright.sync_playwright() as driver:
         # Tests may run as root in a container, where chromium has no sandbox and little shared memory.
-        browser = driver.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-dev-shm-usage"])
+        browser = driver.chromium.launch(
+            executable_path=path, args=["--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"]
+        )
         yield browser
         browser.close()
 

@@ -137,9 +137,9 @@ def _train_with(injector: Injector, path: Any) -> Training:
         _ = training.monitor.history, training.monitor.findings  # waits for all threads
         # A sign of life is nobody's record: a thread that failed to give it may be about to say so.
         deadline = time.monotonic() + 5
-        while injector.injected and training.monitor.state != "degraded" and time.monotonic() < deadline:
+        while injector.injected and training.monitor.state != "degraded":  # not asked again afterwards: it may fail now
+            assert time.monotonic() < deadline, injector.site
             time.sleep(0.001)
-        assert not injector.injected or training.monitor.state == "degraded", injector.site
         training.monitor.close()
     finally:
         injector.armed = False

@@ -47,7 +47,8 @@ class Items(torch.utils.data.Dataset):  # type: ignore[type-arg]
         if self.ending == "fork, and write" and MONITOR is not None:
             MONITOR._writer._close_journal()
             MONITOR._writer._append(Record(0, 0.0, {"from_a_child": 1.0}))
-        gc.collect()
+        if index % 8 == 0:  # a look through all of torch's objects is long
+            gc.collect()
         return torch.full((12,), float(index))
 
 
