@@ -49,7 +49,7 @@ from holter.record import Record
 from holter.statistics import blocks, content, cpu_rows, device_rows, histogram, measure, rows, torch_rows
 from tests.models import Training, differences, make
 
-STEPS = 14
+STEPS = 8
 ERRORS: dict[str, Callable[[], BaseException]] = {
     "disk full": lambda: OSError(errno.ENOSPC, "No space left on device"),
     "input/output error": lambda: OSError(errno.EIO, "Input/output error"),
@@ -103,7 +103,7 @@ class Injector:
         self.injected = 0
         self.site: tuple[Any, str] | None = None
 
-    def plant(self, owner: Any, name: str, kinds: tuple[str, ...], share: float = 0.5, armed: bool = False) -> None:
+    def plant(self, owner: Any, name: str, kinds: tuple[str, ...], share: float = 0.75, armed: bool = False) -> None:
         honest = getattr(owner, name)
         self.site = owner, name
         self.armed = self.armed or armed
