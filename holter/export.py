@@ -8,12 +8,14 @@ A run is read and written piece by piece, so its length is no matter. Files appe
 from __future__ import annotations
 
 import csv
-import os
+import io
+import secrets
+import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, BinaryIO, Protocol
 
 import numpy as np
 
@@ -160,12 +162,13 @@ class _File:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self.draft = path.with_name(f".{path.name}.{os.getpid()}")
+        # Nobody can guess it, and so nobody can put a link in its place.
+        self.draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
         self._waiting: list[Lines] = []
         self._waiting_lines = self._lines = 0
 
-    def open(self, open_writer: Callable[[Path, Table], TableWriter], table: Table, closing: ExitStack) -> None:
-        self._writer = open_writer(self.draft, table)
+    def open(self, open_writer: Callable[[BinaryIO, Table], TableWriter], table: Table, closing: ExitStack) -> None:
+        self._writer = open_writer(closing.enter_context(self.draft.open("xb")), table)
         closing.callback(self._writer.close)
 
     def add(self, lines: Lines) -> None:
@@ -188,9 +191,9 @@ class _File:
 class CsvWriter:
     """Numbers are written so that they read back the same; names cannot become formulas of a spreadsheet."""
 
-    def __init__(self, path: Path, table: Table) -> None:
+    def __init__(self, file: BinaryIO, table: Table) -> None:
         self._columns = table.columns
-        self._file = path.open("w", newline="", encoding="utf-8")
+        self._file = io.TextIOWrapper(file, newline="", encoding="utf-8")
         self._writer = csv.writer(self._file)
         self._writer.writerow(table.columns)
 
@@ -206,13 +209,33 @@ class CsvWriter:
         self._file.close()
 
 
-_FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")
+_FORMULA_SIGNS = "=+-@\N{MINUS SIGN}"
+_PASSED_OVER = "\"'`|,;"  # before such a sign, by one program or another; and blanks, controls, what is not seen
 
 
 def _guarded(text: str) -> str:
-    """Text that a spreadsheet takes for text: an apostrophe before what it would run."""
+    """Text that a spreadsheet takes for text: an apostrophe before what it would run, and before the whole cell.
+
+    >>> _guarded("=1"), _guarded(" |=1"), _guarded("block.0-1")
+    ("'=1", "' |'=1", 'block.0-1')
+    """
     valid = _valid(text)
-    return f"'{valid}" if valid.startswith(_FORMULA_STARTS) else valid
+    if valid[:1].isalnum():  # nearly all names
+        return valid
+    before = next((place for place, sign in enumerate(valid) if not _is_passed_over(sign)), len(valid))
+    if _plain(valid[before : before + 1]) in tuple(_FORMULA_SIGNS):
+        return f"'{valid[:before]}'{valid[before:]}" if before else f"'{valid}"
+    return f"'{valid}" if valid.startswith(("\t", "\r", "\n")) else valid
+
+
+def _is_passed_over(sign: str) -> bool:
+    kind = unicodedata.category(sign)
+    return kind[0] in "ZC" or kind in ("Pi", "Pf") or _plain(sign) in _PASSED_OVER
+
+
+def _plain(sign: str) -> str:
+    """What it stands for, where it is a full-width, a small or a raised one."""
+    return unicodedata.normalize("NFKC", sign)
 
 
 def _valid(text: str) -> str:
@@ -223,7 +246,7 @@ def _valid(text: str) -> str:
 class ParquetWriter:
     """zstd, and the bytes of numbers split by their place, which makes them compress."""
 
-    def __init__(self, path: Path, table: Table) -> None:
+    def __init__(self, file: BinaryIO, table: Table) -> None:
         try:
             import pyarrow
             from pyarrow import parquet
@@ -239,7 +262,7 @@ class ParquetWriter:
         self._schema = pyarrow.schema([(name, kinds[kind]) for name, kind in table.columns.items()])
         self._to_table = pyarrow.table
         self._writer = parquet.ParquetWriter(
-            path,
+            file,
             self._schema,
             compression="zstd",
             use_dictionary=[name for name, kind in table.columns.items() if kind != "number"],
@@ -259,4 +282,4 @@ class ParquetWriter:
         self._writer.close()
 
 
-WRITERS: Mapping[str, Callable[[Path, Table], TableWriter]] = {"parquet": ParquetWriter, "csv": CsvWriter}
+WRITERS: Mapping[str, Callable[[BinaryIO, Table], TableWriter]] = {"parquet": ParquetWriter, "csv": CsvWriter}

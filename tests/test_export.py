@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import errno
 import math
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -20,6 +22,9 @@ from torch import nn
 import holter
 from holter import export as export_module
 from holter.export import EXTRAS, HISTOGRAMS, ROWS, SCALARS, TABLES, export
+from holter.journal import Journal
+from holter.record import Record
+from holter.run import journal_path
 from holter.statistics.histogram import bucket_of
 from holter.statistics.rows import COLUMNS, STATISTICS
 
@@ -266,6 +271,49 @@ def test_hostile_names_stay_names(form: str, tmp_path: Path) -> None:
         assert not table[texts].map(lambda cell: cell.startswith(tuple("=+-@\t\r\n"))).any(axis=None)
     assert set(table["run"]) == {"'=1+2"}
     assert "'@SUM(A1)" in set(table["layer"]) and "parts.@SUM(A1).weight" in set(table["layer"])
+
+
+SIGNS = "=+-@＝＋－＠\u2212\ufe63\ufe66"
+BEFORE = ("", " ", "  ", "\t", "\r\n", "\x0b", '"', "'", "|", '" |', "\u00a0", "\u3000", "\u200b", "\ufeff", "｜", "＂", "\u201c")
+
+
+@pytest.mark.parametrize("before", BEFORE)
+def test_a_cell_cannot_begin_with_a_formula_whatever_stands_before_it(before: str, tmp_path: Path) -> None:
+    """P22: programs trim blanks, take off quotes and split at bars before they decide what is a formula."""
+    record = Record(0, 1.0, {f"{before}{sign}SUM(1)": 1.0 for sign in SIGNS} | {f"name{before}=1": 1.0})
+    journal = Journal(journal_path(tmp_path, 0, 0))
+    journal.append(record)
+    journal.close()
+    path = export(holter.open_run(tmp_path), "csv", tmp_path / "out")[0].path
+    with path.open(newline="", encoding="utf-8") as file:
+        names = [line["name"] for line in csv.DictReader(file)]
+    for name, sign in zip(names, SIGNS, strict=False):
+        assert name.startswith("'") and name.endswith(f"'{sign}SUM(1)") and name.replace("'", "", 1).startswith(before)
+    assert names[-1] == f"name{before}=1", "what is no formula stays as it is"
+
+
+def test_the_name_of_a_draft_cannot_be_guessed_and_a_link_in_its_place_is_not_followed(
+    run: holter.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drafts: list[str] = []
+    real = Path.replace
+
+    def noted(self: Path, target: Path) -> Path:
+        drafts.append(self.name)
+        return real(self, target)
+
+    monkeypatch.setattr(Path, "replace", noted)
+    for _ in range(2):
+        export(run, "csv", tmp_path / "out")
+    assert len(set(drafts)) == 2 * len(TABLES) and not any(str(os.getpid()) in name.split(".") for name in drafts)
+
+    monkeypatch.setattr(export_module.secrets, "token_hex", lambda size: "known")
+    (tmp_path / "victim").write_text("mine")
+    for table in TABLES:
+        (tmp_path / "out" / f".{run.name}.{table.name}.csv.known").symlink_to(tmp_path / "victim")
+    with pytest.raises(FileExistsError):
+        export(run, "csv", tmp_path / "out")
+    assert (tmp_path / "victim").read_text() == "mine"
 
 
 def test_parquet_without_pyarrow_says_what_to_install(
