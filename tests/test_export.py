@@ -274,7 +274,25 @@ def test_hostile_names_stay_names(form: str, tmp_path: Path) -> None:
 
 
 SIGNS = "=+-@＝＋－＠\u2212\ufe63\ufe66"
-BEFORE = ("", " ", "  ", "\t", "\r\n", "\x0b", '"', "'", "|", '" |', "\u00a0", "\u3000", "\u200b", "\ufeff", "｜", "＂", "\u201c")
+BEFORE = (
+    "",
+    " ",
+    "  ",
+    "\t",
+    "\r\n",
+    "\x0b",
+    '"',
+    "'",
+    "|",
+    '" |',
+    "\u00a0",
+    "\u3000",
+    "\u200b",
+    "\ufeff",
+    "｜",
+    "＂",
+    "\u201c",
+)
 
 
 @pytest.mark.parametrize("before", BEFORE)
