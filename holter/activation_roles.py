@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -12,12 +14,22 @@ from holter.activations import PASSIVE, ActivationCapture, ActivationRows
 from holter.attention import ATTENTION, LOGITS
 from holter.draft import LateRows, NamedSums, RoleRows
 from holter.problems import Problems
+from holter.record import ACTIVATION_DTYPES
 from holter.statistics.activation import SIGNALS, Window
 from holter.statistics.device_rows import DeviceRows
 from holter.statistics.measure import Measurer
 from holter.statistics.rows import COLUMNS, MAX, MIN
 
 _WINDOW = 3  # looks in a row at which a unit must be zero to be called dead for good
+
+
+@dataclass(frozen=True, eq=False)
+class Looked:
+    """What one look found: rows, scalars of the model's output, and what is to be noted of the step."""
+
+    rows: list[RoleRows] = field(default_factory=list)
+    scalars: dict[str, Tensor] = field(default_factory=dict)
+    notes: dict[str, str] = field(default_factory=dict)
 
 
 class ActivationRoles:
@@ -34,6 +46,7 @@ class ActivationRoles:
             lambda _, module: not isinstance(module, PASSIVE) and selected(module),
         )
         self._window = Window(_WINDOW)
+        self._dtypes: dict[str, str] = {}  # by layer, as they were noted
         self._joining = 0.0  # seconds, beside those of the capture
 
     @property
@@ -59,18 +72,35 @@ class ActivationRoles:
         """What was seen belongs to no step."""
         self._capture.give_up()
 
-    def collect(self) -> tuple[list[RoleRows], dict[str, Tensor]]:
-        """The rows of what was seen, and scalars of the model's output; the hooks are gone."""
+    def restart(self) -> None:
+        """The steps begin anew: what was noted of earlier ones is noted again."""
+        self.give_up()
+        self._dtypes = {}
+
+    def collect(self) -> Looked:
+        """What was seen; the hooks are gone."""
         seen = self._capture.collect()
         if seen is None:
-            return [], {}
+            return Looked()
         began = time.perf_counter()
         rows = [self._role(part) for part in seen.parts]
         if seen.attention:
             rows += _attention_roles(dict(seen.attention))
         scalars = {} if seen.logits is None else dict(zip(LOGITS, seen.logits.unbind(), strict=True))
+        notes = self._dtypes_noted(seen.dtypes)
         self._joining += time.perf_counter() - began
-        return rows, scalars
+        return Looked(rows, scalars, notes)
+
+    def _dtypes_noted(self, found: Mapping[str, str]) -> dict[str, str]:
+        """All that are known, where one is new or another than before: a reader needs only the newest note."""
+        known = {**self._dtypes, **found}
+        if known == self._dtypes:
+            return {}
+        self._dtypes = known
+        layers: dict[str, list[str]] = {}
+        for layer, dtype in known.items():
+            layers.setdefault(dtype, []).append(layer)
+        return {ACTIVATION_DTYPES: json.dumps(layers, separators=(",", ":"))}
 
     def _role(self, part: ActivationRows) -> RoleRows:
         names = NamedSums((*SIGNALS, "dead_lasting"))

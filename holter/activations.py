@@ -79,6 +79,7 @@ class Activations:
 
     order: tuple[str, ...]  # all layers, in the order in which they first finished: their depth
     blocks: frozenset[str]  # those that are whole blocks
+    dtypes: Mapping[str, str]  # of each layer's output, such as bfloat16
     parts: tuple[ActivationRows, ...]  # a part a device
     attention: Mapping[str, Tensor]  # float32 [len(ATTENTION)] by layer
     logits: Tensor | None  # float32 [len(LOGITS)] of the model's output
@@ -87,6 +88,7 @@ class Activations:
 @dataclass(eq=False)
 class _Seen:
     kept: Kept
+    dtype: torch.dtype
     calls: int = 1
 
 
@@ -156,7 +158,9 @@ class ActivationCapture:
             with self._problems.contained("measure activations"):
                 self._measure_waiting(step)
             order = tuple(step.layers)
-            return Activations(order, self._blocks & set(order), _by_device(step), step.attention, step.logits)
+            blocks = self._blocks & set(order)
+            dtypes = {name: str(seen.dtype).removeprefix("torch.") for name, seen in step.layers.items()}
+            return Activations(order, blocks, dtypes, _by_device(step), step.attention, step.logits)
         return None
 
     def give_up(self) -> None:
@@ -243,7 +247,7 @@ class ActivationCapture:
             y = _plain(y)
             unit_dim = self._unit_dim(module, y)
             copy = portion(y, unit_dim)
-            self._step.layers[name] = _Seen(measure_signals(copy, unit_dim, _bounds_of(module)))
+            self._step.layers[name] = _Seen(measure_signals(copy, unit_dim, _bounds_of(module)), y.dtype)
             self._step.waiting[name] = copy
             self._step.held += copy.nbytes
             if self._step.held > (_HELD_ON_CPU if copy.device.type == "cpu" else _HELD):

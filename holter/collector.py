@@ -69,6 +69,7 @@ class Collector:
         self._pending = Draft()
         self.gradients.forget()
         self._order.forget()
+        self._activations.restart()
         self._updates.restart()
         self._logged.restart()
         self._cadence.restart(step)
@@ -150,16 +151,17 @@ class Collector:
         if not self._activations.is_armed:
             return
         in_hooks = self._activations.seconds - self._looked_before  # what this takes is timed with the step
-        found, scalars = self._activations.collect()
-        self._pending.rows += found
-        for name, value in scalars.items():
+        looked = self._activations.collect()
+        self._pending.rows += looked.rows
+        self._pending.notes.update(looked.notes)
+        for name, value in looked.scalars.items():
             add_scalar(self._pending, name, value)
         seconds = self._activations.seconds - self._looked_before
         self._looked_before += seconds
         self._budget.spend(in_hooks, None if self._cadence.sets_up("activation") else "activation")
         self._budget.learn("activation", seconds, is_settled=True)
-        if found:
-            has_histograms = any(rows.has_histograms for rows in found)
+        if looked.rows:
+            has_histograms = any(rows.has_histograms for rows in looked.rows)
             self._cadence.note_measured("activation", has_histograms)
 
     def before_update(self, optimizer: Optimizer, has_closure: bool) -> None:

@@ -198,6 +198,20 @@ def names_in(note: str | None) -> list[str]:
     return found if isinstance(found, list) and all(isinstance(name, str) for name in found) else []
 
 
+def dtypes_in(note: str | None) -> dict[str, str]:
+    """The dtype of each layer's output, in a note of ACTIVATION_DTYPES; none if it says something else.
+
+    >>> dtypes_in('{"bfloat16":["fc1","fc2"],"float32":["norm"]}')
+    {'fc1': 'bfloat16', 'fc2': 'bfloat16', 'norm': 'float32'}
+    """
+    try:
+        found = json.loads(note) if note is not None else {}
+    except (ValueError, RecursionError):
+        return {}
+    lists = found.items() if isinstance(found, dict) else ()
+    return {str(layer): dtype for dtype, layers in lists if isinstance(layers, list) for layer in layers}
+
+
 def layers_by_depth(names: Iterable[str], depth: Mapping[str, int]) -> tuple[str, ...]:
     """Names in the order of their depth; one that has none stays behind the name that it came after."""
     places: dict[str, int] = {}

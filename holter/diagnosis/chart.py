@@ -5,7 +5,6 @@ It keeps the opening and the recent past of every series, so that a step costs t
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -15,7 +14,8 @@ from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 import numpy as np
 
 from holter.diagnosis.sheet import Sheet
-from holter.record import EXECUTION_ORDER, LayerRows, Record
+from holter.history import dtypes_in, names_in
+from holter.record import ACTIVATION_DTYPES, EXECUTION_ORDER, LayerRows, Record
 from holter.series import OPENING, Floats, Integers, Series
 
 Answer = TypeVar("Answer")
@@ -105,6 +105,7 @@ class Chart:
         self._sheets: dict[str, Sheet] = {}
         listed = info.get("layers")
         known = listed if isinstance(listed, list) else ()
+        self._activation_dtypes: dict[str, str] = {}
         self._layers = {str(layer.get("name")): layer for layer in known if isinstance(layer, dict)}
         # Names as they were at the start, from the input to the output where that is known.
         self.parameters = tuple(self._layers)
@@ -136,10 +137,12 @@ class Chart:
                 self.roles_since[role] = moment.step
                 new.add(COURSE)
             self._sheets[role].add(moment.step, rows)
-        if EXECUTION_ORDER in moment.notes and moment.notes[EXECUTION_ORDER].startswith("["):
-            names = json.loads(moment.notes[EXECUTION_ORDER])
-            self.depth = {str(name): place for place, name in enumerate(names)}
+        if names := names_in(moment.notes.get(EXECUTION_ORDER)):
+            self.depth = {name: place for place, name in enumerate(names)}
             self.parameters = self.in_depth(self._layers)
+            new.add(COURSE)
+        if dtypes := dtypes_in(moment.notes.get(ACTIVATION_DTYPES)):
+            self._activation_dtypes.update(dtypes)
             new.add(COURSE)
         self.news |= new
         self._unheard |= new
@@ -238,6 +241,13 @@ class Chart:
 
     def dtype(self, parameter: str) -> str:
         return str(self._layers.get(parameter, {}).get("dtype", ""))
+
+    def activation_dtype(self, name: str) -> str | None:
+        """The dtype of what a layer puts out, such as bfloat16, as last observed; of a parameter that of the nearest
+        layer that holds it. None where none was observed."""
+        while name and name not in self._activation_dtypes:
+            name = name.rpartition(".")[0]
+        return self._activation_dtypes.get(name or "model")
 
     def is_matrix(self, parameter: str) -> bool:
         return parameter in self._matrices
