@@ -14,6 +14,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 import torch
@@ -95,6 +96,6 @@ def _tell(tell: Told, parameters: Any, max_norm: Any, total_norm: Any) -> None:
     concerned = [parameters] if isinstance(parameters, Tensor) else parameters
     if isinstance(concerned, list | tuple):
         # A sharded norm is read by all processes together: that is not ours to begin.
-        is_plain = type(total_norm) is Tensor and isinstance(max_norm, int | float)
-        kind = float(kind) if isinstance(kind, int | float) else None
+        is_plain = type(total_norm) is Tensor and isinstance(max_norm, int | float | Real)
+        kind = float(kind) if isinstance(kind, int | float | Real) else None
         tell(concerned, Clip(total_norm, float(max_norm), kind) if is_plain else None)

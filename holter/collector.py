@@ -18,7 +18,7 @@ from holter.capture import Layers, gradient_scale_of, held_by
 from holter.draft import Draft, NamedSums, RoleRows
 from holter.execution import ExecutionOrder
 from holter.gradient_reads import GradientReads
-from holter.logged import Logged, add_scalar
+from holter.logged import Logged, scalar_of
 from holter.measuring import Measuring
 from holter.optimizer_state import OptimizerRoles, settings_of
 from holter.problems import Problems
@@ -155,7 +155,7 @@ class Collector:
         self._pending.rows += looked.rows
         self._pending.notes.update(looked.notes)
         for name, value in looked.scalars.items():
-            add_scalar(self._pending, name, value)
+            self._add_scalar(self._pending, name, value)
         seconds = self._activations.seconds - self._looked_before
         self._looked_before += seconds
         self._budget.spend(in_hooks, None if self._cadence.sets_up("activation") else "activation")
@@ -194,6 +194,11 @@ class Collector:
             self._logged.step_taken()
             self._post(draft.seal())
 
+    def _add_scalar(self, draft: Draft, name: str, value: Any) -> None:
+        """One that is no number costs itself: an optimizer may hold anything as its rate."""
+        with self._problems.contained(f"record {name}"):
+            draft.add(name, scalar_of(value))
+
     def _add_times(self, draft: Draft, times: StageTimes) -> None:
         for name, seconds in self._stage_log.add(self.step, times).items():
             draft.set(name, seconds)
@@ -208,17 +213,17 @@ class Collector:
 
     def _describe(self, draft: Draft, optimizer: Optimizer, scaler: Any | None, skipped: bool) -> None:
         for name, value in settings_of(optimizer):
-            add_scalar(draft, name, value)
+            self._add_scalar(draft, name, value)
         draft.gradient_scale = gradient_scale_of(optimizer)
         found_inf = getattr(optimizer, "found_inf", None)  # a fused optimizer skips the step by itself
         if isinstance(found_inf, Tensor):
-            add_scalar(draft, "skipped", found_inf)
+            self._add_scalar(draft, "skipped", found_inf)
         elif scaler is not None:
             draft.add("skipped", float(skipped))
         read_scale = getattr(scaler, "_get_scale_async", None)  # get_scale() would wait for the device
         scale = read_scale() if read_scale else None
         if isinstance(scale, Tensor):
-            add_scalar(draft, "loss_scale", scale)
+            self._add_scalar(draft, "loss_scale", scale)
         now = time.perf_counter()
         draft.set("step_time", now - self._step_ended)
         self._budget.earn(now - self._step_ended)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,7 +16,7 @@ from holter.record import Floats, LayerRows, Record
 from holter.statistics.device_rows import DeviceRows
 from holter.statistics.histogram import Histograms
 from holter.statistics.rows import Rows
-from holter.transfer import Parcel
+from holter.transfer import Arrived, Parcel
 
 AnyArray = npt.NDArray[Any]
 Failed = Callable[[str, BaseException], None]  # told what could not be done, and why
@@ -72,15 +73,16 @@ class RoleRows:
             return []
         return [tensor for tensor in (self.rows.values, self.rows.histograms, self.sums) if tensor is not None]
 
-    def on_host(self, arrived: Iterator[AnyArray]) -> tuple[Rows, Floats | None]:
-        """The rows and the sums beside them, of what has come."""
+    def on_host(self, arrived: Sequence[Arrived]) -> tuple[Rows, Floats | None]:
+        """The rows and the sums beside them, of what has come of `tensors`."""
         if isinstance(self.rows, LateRows):
             rows, sums = self.rows.measure()
             made = replace(self, rows=rows, sums=sums)
-            return made.on_host(tensor.numpy() for tensor in made.tensors())
-        values = np.asarray(next(arrived), dtype=np.float64)
-        histograms = Histograms.from_dense(next(arrived)) if self.rows.histograms is not None else None
-        return Rows(values, histograms), np.asarray(next(arrived), np.float64) if self.sums is not None else None
+            return made.on_host(Parcel(made.tensors()).arrays())
+        found = map(_whole, arrived)
+        values = np.asarray(next(found), dtype=np.float64)
+        histograms = Histograms.from_dense(next(found)) if self.rows.histograms is not None else None
+        return Rows(values, histograms), np.asarray(next(found), np.float64) if self.sums is not None else None
 
 
 OnHost = tuple[RoleRows, Rows, Floats | None]  # what was sent, its rows and the sums beside them
@@ -153,72 +155,104 @@ class Draft:
     def record(self, extra: Mapping[str, float], failed: Failed) -> Record:
         """The record, once everything has arrived; `extra` are scalars that only the writer knows.
 
-        What is measured only now may fail: the record is worth more than that, and is made without it.
+        What cannot be read, or measured now, costs itself and is told: the record is made without it.
         """
         assert self._parcel is not None
         host = iter(self._parcel.arrays())
-        scalars = self._scalars(host)
+        scalars = self._scalars(host, failed)
         found = list(self._on_host(host, failed))
-        scale = float(next(host)) if self.gradient_scale is not None else 1.0
-        parts: dict[str, list[LayerRows]] = {}
-        for role_rows, rows, _ in found:
-            if role_rows.role == "gradient" and scale != 1.0:
-                rows = rows.scaled(1.0 / scale)
-            if role_rows.complete is None:
-                parts.setdefault(role_rows.role, []).append(LayerRows(role_rows.layers, rows))
-        by_role = {role: _join(found) for role, found in parts.items()}
-        _add_gradient_scalars(scalars, by_role.get("gradient"), "_selected" if self.gradients_are_partial else "")
-        completed = _completed(
-            found, by_role.get("gradient"), math.nan if self.clip_is_unknown else _clipped_to(scalars)
-        )
-        by_role.update({role: _join(found) for role, found in completed.items()})
+        if self.gradient_scale is not None:
+            found = _unscaled(found, next(host), failed)
+        plain = [(sent.role, LayerRows(sent.layers, rows)) for sent, rows, _ in found if sent.complete is None]
+        by_role = _joined(plain, failed)
+        gradients = by_role.get("gradient")
+        _add_gradient_scalars(scalars, gradients, "_selected" if self.gradients_are_partial else "")
+        clipped = math.nan if self.clip_is_unknown else _clipped_to(scalars)
+        by_role.update(_joined(_completed(found, gradients, clipped, failed), failed))
         if self._later is not None:
             assert self._later._parcel is not None
-            scalars.update(self._later._scalars(iter(self._later._parcel.arrays())))
+            scalars.update(self._later._scalars(iter(self._later._parcel.arrays()), failed))
         return Record(self.step, self.time, {**scalars, **extra}, by_role, dict(self.notes), self.segment, self.late)
 
-    def _scalars(self, arrived: Iterator[AnyArray]) -> dict[str, float]:
-        return {
-            name: _mean([float(next(arrived)) if isinstance(value, Tensor) else value for value in _several(told)])
-            for name, told in self._sealed.items()
-        }
+    def _scalars(self, arrived: Iterator[Arrived], failed: Failed) -> dict[str, float]:
+        scalars = {}
+        for name, told in self._sealed.items():
+            values = []
+            for value in told if isinstance(told, tuple) else (told,):
+                try:
+                    values.append(float(_whole(next(arrived)).item()) if isinstance(value, Tensor) else value)
+                except Exception as error:
+                    failed(f"read {name}", error)
+            if values:
+                scalars[name] = _mean(values)
+        return scalars
 
-    def _on_host(self, arrived: Iterator[AnyArray], failed: Failed) -> Iterator[OnHost]:
+    def _on_host(self, arrived: Iterator[Arrived], failed: Failed) -> Iterator[OnHost]:
         for role_rows in self.rows:
+            own = list(islice(arrived, len(role_rows.tensors())))
             try:
-                rows, sums = role_rows.on_host(arrived)
+                rows, sums = role_rows.on_host(own)
             except Exception as error:
-                if not isinstance(role_rows.rows, LateRows):
-                    raise
                 failed(f"measure the {role_rows.role}", error)
             else:
                 yield role_rows, rows, sums
 
 
-def _completed(found: Iterable[OnHost], gradients: LayerRows | None, clipped: float) -> dict[str, list[LayerRows]]:
-    parts: dict[str, list[LayerRows]] = {}
-    for role_rows, rows, sums in found:
-        if role_rows.complete is not None and sums is not None:
-            made = role_rows.complete(role_rows.layers, rows, sums, gradients, clipped)
-            parts.setdefault(role_rows.role, []).append(made)
-    return parts
+def _whole(arrived: Arrived) -> AnyArray:
+    if isinstance(arrived, Exception):
+        raise arrived
+    return arrived
 
 
-def _several(told: float | Tensor | tuple[float | Tensor, ...]) -> tuple[float | Tensor, ...]:
-    return told if isinstance(told, tuple) else (told,)
+def _unscaled(found: Iterable[OnHost], arrived: Arrived, failed: Failed) -> list[OnHost]:
+    """Gradients without what they are multiplied by; where that is not known they are left out."""
+    try:
+        scale = float(_whole(arrived).item())
+    except Exception as error:
+        failed("read the scale of the gradients", error)
+        return [one for one in found if one[0].role != "gradient"]
+    return [
+        (sent, rows.scaled(1.0 / scale) if sent.role == "gradient" and scale != 1.0 else rows, sums)
+        for sent, rows, sums in found
+    ]
+
+
+def _completed(
+    found: Iterable[OnHost], gradients: LayerRows | None, clipped: float, failed: Failed
+) -> Iterator[tuple[str, LayerRows]]:
+    for sent, rows, sums in found:
+        if sent.complete is not None and sums is not None:
+            try:
+                made = sent.complete(sent.layers, rows, sums, gradients, clipped)
+            except Exception as error:
+                failed(f"work out the {sent.role}", error)
+            else:
+                yield sent.role, made
+
+
+def _joined(parts: Iterable[tuple[str, LayerRows]], failed: Failed) -> dict[str, LayerRows]:
+    """Rows of each role, those of several devices side by side."""
+    by_role: dict[str, list[LayerRows]] = {}
+    for role, rows in parts:
+        by_role.setdefault(role, []).append(rows)
+    joined = {}
+    for role, several in by_role.items():
+        try:
+            joined[role] = _join(several)
+        except Exception as error:
+            failed(f"join the {role}", error)
+    return joined
 
 
 def _mean(values: list[float]) -> float:
     """A value logged several times in a step (micro-batches) is its mean."""
-    return values[0] if len(values) == 1 else math.fsum(values) / len(values) if _finite(values) else sum(values)
-
-
-def _finite(values: list[float]) -> bool:
-    return all(map(math.isfinite, values))
+    try:
+        return values[0] if len(values) == 1 else math.fsum(values) / len(values)
+    except (OverflowError, ValueError):  # a sum above the largest number; infinities of both signs
+        return sum(value / len(values) for value in values)
 
 
 def _join(parts: list[LayerRows]) -> LayerRows:
-    """Rows of a role from several devices, side by side."""
     if len(parts) == 1:
         return parts[0]
     layers = tuple(name for part in parts for name in part.layers)
@@ -231,10 +265,11 @@ def _join(parts: list[LayerRows]) -> LayerRows:
 
 
 def _clipped_to(scalars: Mapping[str, float]) -> float:
-    """What a clip left of the gradients: torch's max_norm / (norm + 1e-6), never above 1."""
-    if "clip_norm" not in scalars:
+    """What a clip left of the gradients: torch's max_norm / (norm + 1e-6), never above 1. NaN if its norm could not
+    be read."""
+    if "clip_max_norm" not in scalars:
         return 1.0
-    return min(1.0, scalars["clip_max_norm"] / (scalars["clip_norm"] + 1e-6))
+    return min(1.0, scalars["clip_max_norm"] / (scalars["clip_norm"] + 1e-6)) if "clip_norm" in scalars else math.nan
 
 
 def _add_gradient_scalars(scalars: dict[str, float], gradients: LayerRows | None, of: str) -> None:

@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from holter.capture import Layers, held_by
 from holter.clipping import Clip
 from holter.draft import Draft, RoleRows
+from holter.logged import scalar_of
 from holter.measuring import Measuring
 from holter.problems import Problems
 from holter.settings import Settings
@@ -134,7 +135,7 @@ class GradientReads:
                 read.parts.append((list(owners), list(owners.values()), rows))
             if timer is not None:
                 cadence.follow(timer, "gradient" if histograms else None)
-            read.clips.append((set(read.present), _kept(Clip(norm, max_norm, 2.0))))
+            read.clips.append((set(read.present), self._kept(Clip(norm, max_norm, 2.0))))
             self._at_clip = read
         return norm
 
@@ -154,8 +155,14 @@ class GradientReads:
             if self._measuring.cadence.is_wanted("gradient", self._settings.every):
                 self._measure("gradient", read, *self._gradients(read))
         read.present.update(present)
-        read.clips.append((set(present), None if clip is None else _kept(clip)))
+        read.clips.append((set(present), None if clip is None else self._kept(clip)))
         return True
+
+    def _kept(self, clip: Clip) -> Clip | None:
+        """With the norm as it is now: a user may go on computing with it. None if it is no number."""
+        with self._problems.contained("record the norm of a clip"):
+            return Clip(scalar_of(clip.norm), float(clip.max_norm), clip.norm_type)
+        return None
 
     # What there is --------------------------------------------------------------------------------------------
 
@@ -213,11 +220,3 @@ def _add_clip(draft: Draft, read: _Read, own: set[int]) -> None:
     is_known = bool(read.parts) and not draft.gradients_are_partial
     if not is_known and clip.norm_type == 2.0 and ids <= own:
         draft.set("gradient_norm", clip.norm)
-
-
-def _kept(clip: Clip) -> Clip:
-    """With the norm as it is now: a user may go on computing with it."""
-    norm = clip.norm
-    if isinstance(norm, Tensor):
-        norm = float(norm) if norm.device.type == "cpu" else norm.detach().clone()
-    return Clip(norm, float(clip.max_norm), clip.norm_type)

@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 from torch import Tensor
+from torch._subclasses import FakeTensor
 
 from holter.attention import LOGITS
 from holter.batch import INPUTS, MOST, NOTHING, TARGETS, Amount, BatchRole, measurable_in
@@ -153,7 +155,8 @@ class Logged:
                     self._add_batch(draft, told, name, value)
                 else:
                     # Several in one step, micro-batches say, are one value: their mean, also where a part comes late.
-                    told.values.setdefault(name, []).append(_scalar(value))
+                    number = scalar_of(value)
+                    told.values.setdefault(name, []).append(number)
                     draft.values[name] = list(told.values[name])
 
     def _add_batch(self, draft: Draft, told: Told, name: str, value: Any) -> None:
@@ -171,11 +174,7 @@ class Logged:
             draft.rows += self._role.measure(name, tensors)
 
 
-def add_scalar(draft: Draft, name: str, value: Any) -> None:
-    draft.add(name, _scalar(value))
-
-
-def _scalar(value: Any) -> float | Tensor:
+def scalar_of(value: Any) -> float | Tensor:
     """A number, or a tensor of one element, which is read where that takes no waiting and else when it arrives."""
     if type(value) is float:
         return value
@@ -186,7 +185,9 @@ def _scalar(value: Any) -> float | Tensor:
         # On the host it can be read at once; elsewhere a copy is kept, which later changes do not reach.
         return float(value.detach()) if value.device.type == "cpu" else value.detach().clone().view(())
     try:
-        return float(value)
+        return float(value.item() if isinstance(value, np.ndarray | np.generic) else value)
+    except OverflowError:
+        raise Complaint("it is larger than any float64") from None
     except (TypeError, ValueError):
         raise Complaint(f"it is a {type(value).__name__}, not a number") from None
 
@@ -198,6 +199,8 @@ def _local(value: Tensor) -> Tensor:
             raise Complaint("it is spread over several processes: log its full_tensor()")
         value = value.to_local()
     refused = "it is a complex number" if value.is_complex() else unmeasurable(value)
+    if refused is None and isinstance(value, FakeTensor):
+        refused = "it is a FakeTensor and holds no value"
     if refused is not None:
         raise Complaint(refused)
     return value

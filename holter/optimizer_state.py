@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from numbers import Real
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from holter.statistics.device_rows import DeviceRows
 # Under which names optimizers keep the average of gradients, and that of their squares.
 _FIRST = ("exp_avg", "momentum_buffer", "momentum", "m")
 _SECOND = ("exp_avg_sq", "square_avg", "sum", "v")
-_NUMBERS = (int, float, Tensor)
+_NUMBERS = (int, float, Tensor, Real)  # Real: numpy's too
 EXTRAS = NamedSums(("rms_ratio", "below_eps"))
 
 

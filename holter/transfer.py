@@ -11,7 +11,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+Arrived = npt.NDArray[Any] | Exception  # what has come of a tensor, or why nothing has
+
 _FEW = 256  # bytes
+_OF_NUMPY = {
+    *(torch.float16, torch.float32, torch.float64, torch.complex64, torch.complex128, torch.bool),
+    *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
+}
 
 
 class Parcel:
@@ -21,19 +27,24 @@ class Parcel:
     done, so that training does not queue behind the copies; a few numbers go on the training's own, for a change of
     streams takes the host longer than they take the device. The last of them is a flag: whoever looks for the others
     looks at that, and makes no call to CUDA, which might fall into the capture of a graph by the training thread.
+    A tensor that cannot be sent or read costs only itself: its error stands in its place.
     """
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
-        self._host: list[Tensor] = []
+        self._host: list[Tensor | Exception] = []
         self._flags: list[npt.NDArray[np.uint8]] = []
         by_device: dict[torch.device, list[tuple[Tensor, Tensor]]] = {}
         for tensor in tensors:
-            if tensor.is_cuda:
-                host = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True)
-                by_device.setdefault(tensor.device, []).append((host, tensor.detach()))
+            try:
+                if tensor.is_cuda:
+                    host = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True)
+                    by_device.setdefault(tensor.device, []).append((host, tensor.detach()))
+                else:
+                    host = tensor.detach().cpu()  # other devices have no pinned memory and events
+            except Exception as error:  # such as a tensor that holds no values
+                self._host.append(error)
             else:
-                host = tensor.detach().cpu()  # other devices have no pinned memory and events
-            self._host.append(host)
+                self._host.append(host)
         for device, pairs in by_device.items():
             flag = torch.zeros(1, dtype=torch.uint8, device="cpu", pin_memory=True)
             self._flags.append(flag.numpy())
@@ -42,9 +53,21 @@ class Parcel:
     def has_arrived(self) -> bool:
         return all(flag[0] for flag in self._flags)
 
-    def arrays(self) -> list[npt.NDArray[Any]]:
+    def arrays(self) -> list[Arrived]:
         """The results as numpy arrays, in their order; only after `has_arrived`."""
-        return [np.asarray(tensor.numpy()) for tensor in self._host]
+        return [_read(host) for host in self._host]
+
+
+def _read(host: Tensor | Exception) -> Arrived:
+    """As numpy holds it. It has no bfloat16 and no float8: these become wider here, off the training thread."""
+    if isinstance(host, Exception):
+        return host
+    try:
+        if host.dtype not in _OF_NUMPY:
+            host = host.to(torch.complex64 if host.is_complex() else torch.float64)
+        return np.asarray(host.resolve_conj().resolve_neg().numpy())
+    except Exception as error:
+        return error
 
 
 def _send(device: torch.device, pairs: list[tuple[Tensor, Tensor]]) -> None:

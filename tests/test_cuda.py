@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -19,6 +20,7 @@ from tests.rows_contract import CASES, complaints, normal
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
     pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta state"),
+    pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental"),
 ]
 
 Clip = Callable[[holter.Monitor, nn.Module], Tensor]
@@ -118,6 +120,57 @@ def test_the_norm_comes_back_as_torch_gives_it(dtype: torch.dtype) -> None:
     assert torch.allclose(
         norms[0].double(), norms[1].double(), rtol={torch.bfloat16: 1e-2, torch.float16: 2e-3}.get(dtype, 1e-6)
     )
+
+
+DTYPES = sorted({value for value in vars(torch).values() if isinstance(value, torch.dtype)}, key=str)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+def test_a_model_of_one_dtype_is_recorded_whole(dtype: torch.dtype) -> None:
+    """torch's clip, a fused optimizer and a logged loss, all of the model's dtype."""
+    torch.manual_seed(0)
+    model = copy.deepcopy(BASE).cuda().to(dtype)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+    losses, norms = [], []
+    options: dict[str, Any] = {"weights": 1, "updates": 1, "optimizer_state": 1, "activations": 1, "histograms": 1}
+    with holter.watch(model, optimizer, run=False, budget=None, **options) as monitor:
+        for _ in range(5):
+            loss = model(torch.randn(32, 64, device="cuda", dtype=dtype)).square().mean()
+            loss.backward()
+            norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1))
+            optimizer.step()
+            optimizer.zero_grad()
+            monitor.log(loss=loss)
+            losses.append(loss.detach())
+        history, problems = monitor.history, [one for one in monitor.findings if one.where == "monitor"]
+    assert problems == [] and len(history) == 5
+    assert history.scalar("loss")[1].tolist() == torch.stack(losses).tolist()
+    assert history.scalar("clip_norm")[1].tolist() == torch.stack(norms).tolist()
+    gradient_norms = history.scalar("gradient_norm")[1].tolist()
+    assert gradient_norms == pytest.approx(torch.stack(norms).tolist(), rel=1e-2 if dtype == torch.bfloat16 else 2e-3)
+    for role in ("gradient", "weight", "update", "momentum", "second_moment", "activation"):
+        steps, layers, found = history.series(role, "norm")
+        assert steps.tolist() == [0, 1, 2, 3, 4] and len(layers) >= 3 and np.isfinite(found).all(), role
+    weights = dict(zip(history.layers("weight"), history.series("weight", "norm")[2][-1], strict=True))
+    assert set(weights) == {name for name, _ in model.named_parameters()}
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_value_of_any_dtype_on_the_device_is_recorded_or_told(dtype: torch.dtype) -> None:
+    try:
+        value = torch.ones((), device="cuda").to(dtype)
+    except (RuntimeError, NotImplementedError):
+        pytest.skip("torch cannot make one")
+    model = nn.Linear(4, 2).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    with holter.watch(model, optimizer, run=False, diagnose=False) as monitor:
+        model(torch.ones(3, 4, device="cuda")).sum().backward()
+        optimizer.step()
+        monitor.log(loss=torch.ones((), device="cuda"), odd=value)
+    scalars = monitor.history.scalar
+    assert scalars("loss")[1].tolist() == [1.0]
+    assert scalars("odd")[1].tolist() == ([] if dtype.is_complex else [1.0])
+    assert len(monitor.findings) == dtype.is_complex
 
 
 @pytest.fixture
