@@ -8,7 +8,7 @@ READY := .venv/.ready
 # Without bytecode: most of what is installed is never imported, and the rest is compiled when it is.
 INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check --no-compile -c constraints.txt
 
-.PHONY: demo test check gauntlet bench clean browser
+.PHONY: demo test check gauntlet bench zoo clean browser
 
 demo: $(READY)
 	@$(BIN)/holter demo
@@ -35,10 +35,22 @@ browser:
 bench: $(READY)
 	@$(BIN)/python -m benchmarks.overhead
 
-# Keeps runs/ (the user's data) and .venv (a long download).
+# Real trainings through packages of others, in an environment of their own (gigabytes; about an hour on two cores).
+zoo: .venv-zoo/.ready
+	@.venv-zoo/bin/python -m zoo --jobs $(JOBS) --into docs/zoo.md
+
+.venv-zoo/.ready: pyproject.toml zoo/requirements.txt
+	@echo "Setting up .venv-zoo"
+	@test -x .venv-zoo/bin/pip || $(PYTHON) -m venv .venv-zoo
+	@.venv-zoo/bin/python -m pip install -qq --disable-pip-version-check --no-compile torch==2.13.0
+	@.venv-zoo/bin/python -m pip install -qq --disable-pip-version-check --no-compile -r zoo/requirements.txt
+	@.venv-zoo/bin/python -m pip install -qq --disable-pip-version-check --no-compile -e .
+	@touch $@
+
+# Keeps runs/ (the user's data) and .venv, .venv-zoo (long downloads).
 clean:
 	@rm -rf build dist benchmarks/scratch .hypothesis .mypy_cache .pytest_cache .ruff_cache
-	@find holter tests benchmarks -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
+	@find holter tests benchmarks zoo -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
 
 # torch first and alone: the constraint keeps later lines from pulling another, much larger build.
 $(READY): pyproject.toml constraints.txt

@@ -1,0 +1,28 @@
+"""Every file of trainings. Each is named after its package, and is imported in processes of its own only."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from zoo.training import Training
+
+MODULES: tuple[str, ...] = ("transformers_text",)
+
+
+def modules_of(package: str) -> tuple[str, ...]:
+    """Return the files of a package, by the first part of a training's name: "a-b" has a_b and a_b_more."""
+    start = package.replace("-", "_")
+    return tuple(name for name in MODULES if name == start or name.startswith(f"{start}_"))
+
+
+def load(module: str) -> tuple[Training, ...]:
+    found: tuple[Training, ...] = import_module(f"{__name__}.{module}").TRAININGS
+    return found
+
+
+def find(name: str) -> Training:
+    modules = modules_of(name.split("/")[0])
+    found = next((one for module in modules for one in load(module) if one.name == name), None)
+    if found is None:
+        raise ValueError(f"no training is called {name!r} in {', '.join(modules) or 'any file'}")
+    return found
