@@ -12,7 +12,7 @@ import logging
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import compress
 from types import FrameType
 from typing import Any, Protocol
@@ -25,6 +25,7 @@ from torch.utils.hooks import RemovableHandle
 
 from holter.clipping import Clip, Stand
 from holter.hooks import ModuleHook
+from holter.modules import modules_in, named_parameters, parameters_in
 from holter.problems import Problems
 from holter.selection import Selected, Selection
 
@@ -80,9 +81,7 @@ class Layers:
     def is_on_cuda(self) -> bool:
         """Whether the model's first parameter is, without a walk."""
         model = self._model()
-        modules = _modules_of(model) if model is not None else ()
-        own = (parameter for module in modules for parameter in module._parameters.values() if parameter is not None)
-        first = next(own, None)
+        first = next(parameters_in(model), None) if model is not None else None
         return first is not None and first.is_cuda
 
     def current(self) -> tuple[list[str], list[nn.Parameter]]:
@@ -118,7 +117,7 @@ class Layers:
         return self._selected is None or id(module) in self._selected.modules
 
     def _look_again(self, model: nn.Module) -> None:
-        names = {id(parameter): name for name, parameter in model.named_parameters()}
+        names = {id(parameter): name for name, parameter in named_parameters(model)}
         self.changes += list(names.values()) != list(self._names.values())
         self._names = names
         if self._selection is not None:
@@ -130,23 +129,11 @@ class Layers:
             self._problems.add("ask the function given as layers= about a layer, which is not measured", error)
 
 
-def _modules_of(model: nn.Module) -> Iterator[nn.Module]:
-    """Each once, in torch's order. Several times quicker than model.modules()."""
-    seen: set[int] = set()  # modules may be shared, and may even hold their parents
-    stack: list[nn.Module | None] = [model]
-    while stack:
-        module = stack.pop()
-        if module is not None and id(module) not in seen:
-            seen.add(id(module))
-            yield module
-            stack.extend(reversed(module._modules.values()))
-
-
 def _walk(model: nn.Module) -> tuple[list[object], list[nn.Parameter]]:
-    """What identifies the structure of a model, and its parameters. Several times quicker than named_parameters()."""
+    """What identifies the structure of a model, and its parameters. Several times quicker than asking for names."""
     structure: list[object] = []
     parameters: dict[int, nn.Parameter] = {}
-    for module in _modules_of(model):
+    for module in modules_in(model):
         structure.append(id(module))
         for parameter in module._parameters.values():
             if parameter is not None:
@@ -272,7 +259,7 @@ class Capture:
 
     def _trains_the_model(self, optimizer: Optimizer) -> bool:
         model = self._model()
-        return model is not None and overlaps(model.parameters(), optimizer)
+        return model is not None and overlaps(parameters_in(model), optimizer)
 
 
 def _listen(capture: Capture) -> None:

@@ -1,9 +1,10 @@
 """torch's own clip, seen. Whoever calls `torch.nn.utils.clip_grad_norm_`, a user or a framework, scales gradients
 before an optimizer takes them: who looks only then sees every step at the limit, and calm.
 
-While monitors are open, stand-ins tell them of a clip right before the gradients are scaled. They stand where torch's
-function looks its own parts up, so that it does not matter who imported the function, or when. Each monitor sees only
-clips of its own parameters; after the last one torch is as it was.
+While monitors are open, stand-ins report a clip right before the gradients are scaled. They stand inside torch's
+functions, in the cell where `_no_grad` keeps what it calls. The functions stay the same objects, so it does not
+matter who imported one, or when; and pickle, `is`, copies and started processes find what they know. Each monitor
+sees only clips of its own parameters; after the last one torch is as it was.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from numbers import Real
+from types import CellType
 from typing import Any
 
 import torch
@@ -33,35 +35,48 @@ class Clip:
 Told = Callable[[Sequence[Tensor], Clip | None], None]  # of parameters whose gradients are about to be clipped
 Function = Callable[..., Any]
 
-_PLACES = ((torch.nn.utils.clip_grad, "_clip_grads_with_norm_"), (torch.nn.utils, "clip_grads_with_norm_"))
-_NORMS = ((torch.nn.utils.clip_grad, "_get_total_norm"), (torch.nn.utils, "get_total_norm"))
+_CLIP, _NORM = "clip_grads_with_norm_", "get_total_norm"
 
 _logger = logging.getLogger("holter")
 _last = threading.local()  # the last norm that torch computed on this thread, by a weak reference, and its kind
 
 
+def cell_of(name: str) -> CellType:
+    """Return the cell that holds what this function of torch.nn.utils calls under no_grad.
+
+    LookupError if this torch is built in another way, or if somebody has put another function in its place.
+    """
+    function = getattr(torch.nn.utils, name, None)
+    names = getattr(getattr(function, "__code__", None), "co_freevars", ())
+    if "func" not in names:
+        raise LookupError(f"torch's clip_grad_norm_ is not seen: there is no {name} of torch's own in this torch")
+    cell: CellType = function.__closure__[names.index("func")]  # type: ignore[union-attr]
+    return cell
+
+
 class Stand:
-    """Puts stand-ins before torch's functions, and takes them away again."""
+    """Puts stand-ins into torch's functions, and takes them away again."""
 
     def __init__(self, tell: Told) -> None:
         self._tell: Told | None = tell
-        self._stood: list[tuple[Any, str, Function, Function]] = []
-        for places, make in ((_NORMS, self._norm_stand_in), (_PLACES, self._clip_stand_in)):
-            for module, name in places:
-                inner = getattr(module, name, None)
-                if inner is None:  # torch's own parts may have other names one day
-                    _logger.warning("torch's clip_grad_norm_ is not seen: there is no %s in this torch", name)
-                    continue
-                outer = make(inner)
-                setattr(module, name, outer)
-                self._stood.append((module, name, inner, outer))
+        self._stood: list[tuple[CellType, Function, Function]] = []
+        for name, make in ((_NORM, self._norm_stand_in), (_CLIP, self._clip_stand_in)):
+            try:
+                cell = cell_of(name)
+            except LookupError as error:
+                _logger.warning("%s", error)
+                continue
+            inner = cell.cell_contents
+            outer = make(inner)
+            cell.cell_contents = outer
+            self._stood.append((cell, inner, outer))
 
     def remove(self) -> None:
-        """Where somebody else stands before one of them by now it stays there, and tells nobody."""
+        """If somebody else has put theirs around one of them by now, it stays there and reports nothing."""
         self._tell = None
-        for module, name, inner, outer in self._stood:
-            if getattr(module, name, None) is outer:
-                setattr(module, name, inner)
+        for cell, inner, outer in self._stood:
+            if cell.cell_contents is outer:
+                cell.cell_contents = inner
         self._stood.clear()
 
     def _norm_stand_in(self, inner: Function) -> Function:

@@ -15,7 +15,7 @@ from torch.utils.hooks import RemovableHandle
 
 from holter.capture import Layers
 from holter.hooks import ModuleHook
-from holter.modules import all_parameters, is_compiled, walk
+from holter.modules import all_parameters, is_compiled, named_parameters, parameters_in, walk
 from holter.problems import Problems
 from holter.record import EXECUTION_ORDER
 
@@ -55,7 +55,7 @@ class ExecutionOrder:
             why = "the model is compiled" if is_compiled(model) else "no forward of the model was seen"
             return {EXECUTION_ORDER: f"not observed: {why}"}
         names, assumed = in_order(model, ran)
-        if assumed and assumed == sum(1 for _ in model.parameters()):
+        if assumed and assumed == sum(1 for _ in parameters_in(model)):
             return {EXECUTION_ORDER: "not observed: no module with parameters was seen to run"}
         told = {EXECUTION_ORDER: json.dumps(names, separators=(",", ":"))}
         if assumed:
@@ -93,8 +93,8 @@ def in_order(model: nn.Module, ran: Sequence[str]) -> tuple[list[str], int]:
             first_used[id(parameter)] = min(place, first_used.get(id(parameter), place))
     names: list[list[str]] = [[], *([name] for name in ran)]
     last = -1
-    for name, parameter in model.named_parameters():
+    for name, parameter in named_parameters(model):
         last = first_used.get(id(parameter), last)
         names[last + 1].append(name)
-    assumed = sum(id(parameter) not in first_used for parameter in model.parameters())
+    assumed = sum(id(parameter) not in first_used for parameter in parameters_in(model))
     return [name for part in names for name in part], assumed

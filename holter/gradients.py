@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from holter.modules import named_parameters
 from holter.statistics.measure import measure_rows
 from holter.statistics.rows import Rows, merge
 from holter.verdicts import (
@@ -235,7 +236,7 @@ def _gradients(model: nn.Module, *, frozen: bool = True) -> dict[str, Tensor]:
     """Gradients by parameter name. A frozen parameter may still hold one, and the optimizer would use it."""
     return {
         name: parameter.grad
-        for name, parameter in model.named_parameters()
+        for name, parameter in named_parameters(model)
         if parameter.grad is not None and (frozen or parameter.requires_grad)
     }
 

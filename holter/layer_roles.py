@@ -11,6 +11,8 @@ from collections.abc import Iterator
 
 from torch import nn
 
+from holter.modules import all_modules, all_parameters, children_of, parameters_in
+
 ROLES = ("attention", "ffn", "embedding", "norm", "output", "conv", "recurrent", "other")
 
 # Sequential and ModuleList only hold layers: what is in them is as much on the main path as what the model holds.
@@ -60,9 +62,10 @@ def role_of_module(name: str, module: nn.Module) -> str:
 
 def module_roles(model: nn.Module) -> dict[str, str]:
     """The role of every module of the model, by its name (the model's own is "")."""
-    modules = dict(model.named_modules(remove_duplicate=False))
+    modules = dict(all_modules(model))
     roles = {name: _role_by_type(module) or _role_by_path(name, modules) for name, module in modules.items()}
-    main = [name for name in _on_main_path(model, "") if next(modules[name].parameters(), None) is not None]
+    on_path = [name for name in _on_main_path(model, "") if name in modules]
+    main = [name for name in on_path if next(parameters_in(modules[name]), None) is not None]
     for name in main:
         if _is_linear(modules[name]):
             roles[name] = roles[name] or "ffn"  # a hidden layer of a plain MLP
@@ -80,10 +83,12 @@ def roles_of(model: nn.Module) -> dict[str, str]:
     the first owner. `tied_parameters` tells which they are.
     """
     modules = module_roles(model)
-    named = {name: id(parameter) for name, parameter in model.named_parameters(remove_duplicate=False)}
+    named = {name: id(parameter) for name, parameter in all_parameters(model)}
     role_of_tensor: dict[int, str] = {}
     for name, tensor in named.items():
         owner, _, own_name = name.rpartition(".")
+        while owner not in modules:  # torchrl's parameters have names with dots of their own
+            owner = owner.rpartition(".")[0]
         role = modules[owner]
         if role == "other":  # a parameter that hangs on a block or on the model: pos_embed, cls_token
             role = _role_by_word(own_name) or "other"
@@ -96,7 +101,7 @@ def roles_of(model: nn.Module) -> dict[str, str]:
 def tied_parameters(model: nn.Module) -> dict[str, str]:
     """Every further name of a parameter that has several -> the first, under which torch lists it."""
     first: dict[int, str] = {}
-    named = model.named_parameters(remove_duplicate=False)
+    named = all_parameters(model)
     return {name: first[id(p)] for name, p in named if first.setdefault(id(p), name) != name}
 
 
@@ -104,7 +109,7 @@ def _role_by_type(module: nn.Module) -> str | None:
     for role, types in _TYPES:
         if isinstance(module, types):
             return role
-    is_leaf = not any(True for child in module.children() for _ in child.parameters())
+    is_leaf = not any(True for _, child in children_of(module) for _ in parameters_in(child))
     if is_leaf and _NORM_CLASS.search(type(module).__name__):  # PreNorm(Attention(...)) is no norm
         return "norm"
     return None
@@ -145,13 +150,18 @@ def _is_linear(module: nn.Module) -> bool:
     return isinstance(module, nn.Linear | nn.Bilinear) or type(module).__name__ == "Conv1D"
 
 
-def _on_main_path(module: nn.Module, name: str) -> Iterator[str]:
-    """Names of what the model holds itself or in plain holders, not within a block; wrappers are looked through."""
-    if isinstance(module, nn.TransformerEncoderLayer | nn.TransformerDecoderLayer):
+def _on_main_path(module: nn.Module, name: str, around: frozenset[int] = frozenset()) -> Iterator[str]:
+    """Names of what the model holds itself or in plain holders, not within a block; wrappers are looked through.
+
+    `around` are the ids of modules that it lies in: a module may hold its parent.
+    """
+    if isinstance(module, nn.TransformerEncoderLayer | nn.TransformerDecoderLayer) or id(module) in around:
         return
-    children = [(f"{name}.{key}" if name else key, child) for key, child in module.named_children()]
+    around = around | {id(module)}
+    children = [(f"{name}.{key}" if name else key, child) for key, child in children_of(module)]
+    children = [(child_name, child) for child_name, child in children if id(child) not in around]
     wrapped = len(children) == 1 and not isinstance(module, _HOLDERS)
     for child_name, child in children:
         yield child_name
         if isinstance(child, _HOLDERS) or wrapped:
-            yield from _on_main_path(child, child_name)
+            yield from _on_main_path(child, child_name, around)

@@ -26,6 +26,7 @@ from holter.examination import Examination
 from holter.guarded import attempt, contained
 from holter.history import History
 from holter.machine import Machine
+from holter.modules import parameters_in
 from holter.notebook import monitor_html
 from holter.problems import Complaint, Problems
 from holter.progress import progress_of
@@ -66,7 +67,7 @@ class Monitor:
         self._problems = Problems(self._tell)
         self._layers = Layers(model, selection, self._problems)
         info = describe_training(model, optimizers, scheduler, settings, self._layers)
-        device = next(model.parameters()).device
+        device = next(parameters_in(model)).device
         self._stages = Stages(device, DEVICE_PACE) if settings.stages else None
         machine = Machine(device) if settings.machine else None
         self._collectives = CollectiveClock(model) if settings.machine else None
@@ -192,7 +193,7 @@ class Monitor:
             found: Tensor | None = self._clip_in_one_pass(max_norm)
             if found is not None:
                 return found
-        return torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm, norm_type, error_if_nonfinite, foreach)
+        return torch.nn.utils.clip_grad_norm_(parameters_in(model), max_norm, norm_type, error_if_nonfinite, foreach)
 
     def batches(self, loader: Iterable[Batch], *, progress: bool = False) -> Batches[Batch]:
         """`for batch in monitor.batches(loader)`: the same batches; counts them and times the waiting for them. With

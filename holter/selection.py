@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from holter.modules import all_modules, all_parameters
+from holter.modules import all_modules, all_parameters, parameters_in
 
 Predicate = Callable[[str, Any], bool]  # of a name, and the parameter or module that has it
 Asked = str | Sequence[str] | Predicate
@@ -93,8 +93,8 @@ def _matches(expression: re.Pattern[str], name: str) -> bool:
 
 
 def _is_made_of(module: nn.Module, parameters: frozenset[int]) -> bool:
-    own = [id(parameter) in parameters for parameter in module.parameters(recurse=False)]
-    within = [id(parameter) in parameters for parameter in module.parameters()]
+    own = [id(parameter) in parameters for parameter in module._parameters.values() if parameter is not None]
+    within = [id(parameter) in parameters for parameter in parameters_in(module)]
     return any(own) or (bool(within) and all(within))
 
 

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from holter.alerts import Alert, Alerts
 from holter.capture import overlaps
 from holter.diagnosis.finding import SEVERITIES
+from holter.modules import parameters_in
 from holter.run import create_directory
 from holter.selection import Asked, Selection
 from holter.sinks import Sink, naming
@@ -122,13 +123,13 @@ def check_training(model: nn.Module, optimizer: Optimizer | Sequence[Optimizer],
     for one in optimizers:
         if not isinstance(one, Optimizer):
             raise ValueError(f"watch() needs torch.optim.Optimizer objects, got a {type(one).__name__}")
-    if next(model.parameters(), None) is None:
+    if next(parameters_in(model), None) is None:
         raise ValueError(
             f"{type(model).__name__} has no parameters: there is nothing to watch. "
             "Build its layers (run lazy ones once) before calling watch()"
         )
     for one in optimizers:
-        if not overlaps(model.parameters(), one):
+        if not overlaps(parameters_in(model), one):
             raise ValueError(
                 f"the {type(one).__name__} holds none of the parameters of this {type(model).__name__}. Was it built "
                 "for another model, or before the model was copied? Build it from this model's parameters()"

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 import holter
 from holter.capture import Layers
 from holter.layer_roles import roles_of, tied_parameters
+from holter.modules import named_modules
 from holter.settings import Settings
 
 
@@ -21,11 +22,8 @@ def describe_training(
     model: nn.Module, optimizers: Sequence[Optimizer], scheduler: Any | None, settings: Settings, layers: Layers
 ) -> dict[str, Any]:
     names = list(zip(*layers.everything(), strict=True))
-    try:
-        parts, tied = roles_of(model), tied_parameters(model)
-    except RecursionError:  # a module that holds its parent has no end of names
-        parts, tied = {}, {}
-    kinds = {name: type(module).__name__ for name, module in model.named_modules()}
+    parts, tied = roles_of(model), tied_parameters(model)
+    kinds = {name: type(module).__name__ for name, module in named_modules(model)}
     others: dict[str, list[str]] = {}
     for other, name in tied.items():
         others.setdefault(name, []).append(other)

@@ -79,7 +79,7 @@ def test_gradients_before_the_clip_and_losses_are_those_of_a_plain_loop(kind: An
 
 def test_without_the_stand_in_every_step_would_be_at_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted fault."""
-    monkeypatch.setattr(clipping, "_PLACES", ())
+    monkeypatch.setattr(clipping.Stand, "_clip_stand_in", lambda _, inner: inner)
     norms = fitted(regression()(), 12, gradient_clip_val=MAX_NORM).history.scalar("gradient_norm")[1]
     assert norms.tolist() == pytest.approx([MAX_NORM] * 12, rel=1e-4)
 
@@ -126,13 +126,14 @@ def test_the_forward_is_timed_although_it_runs_inside_the_step() -> None:
 
 def test_no_trace_is_left() -> None:
     """P3."""
-    module, places = regression()(), [getattr(*place) for place in clipping._PLACES]
+    cells = [clipping.cell_of(name) for name in (clipping._CLIP, clipping._NORM)]
+    module, called = regression()(), [cell.cell_contents for cell in cells]
     watching = callback()
     training = trainer(watching)
     training.fit(module, loader(4))
     for hooks in (module._forward_hooks, module._forward_pre_hooks, training.optimizers[0]._optimizer_step_pre_hooks):
         assert not hooks
-    assert [getattr(*place) for place in clipping._PLACES] == places
+    assert [cell.cell_contents for cell in cells] == called
 
 
 # Precision ----------------------------------------------------------------------------------------------------

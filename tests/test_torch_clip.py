@@ -3,8 +3,15 @@ before once nobody watches."""
 
 from __future__ import annotations
 
+import copy
+import inspect
+import multiprocessing
+import pickle
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from itertools import pairwise
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -19,11 +26,12 @@ from holter.cadence import Cadence
 from tests.models import make
 
 MAX_NORM = 1e-3  # far below what any step has: every one is clipped
-PARTS = [(module, name) for module, name in (*clipping._PLACES, *clipping._NORMS)]
+CELLS = [clipping.cell_of(name) for name in (clipping._CLIP, clipping._NORM)]
 
 
 def torchs_own() -> list[Any]:
-    return [getattr(module, name) for module, name in PARTS]
+    """What torch's functions call."""
+    return [cell.cell_contents for cell in CELLS]
 
 
 @pytest.fixture(autouse=True)
@@ -89,7 +97,7 @@ def test_the_norm_before_the_clip_is_recorded(how: str) -> None:
 
 def test_unseen_a_clipped_run_would_look_calm(monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted fault: nobody stands before torch's clip."""
-    monkeypatch.setattr(clipping, "_PLACES", ())
+    monkeypatch.setattr(clipping.Stand, "_clip_stand_in", lambda _, inner: inner)
     model, optimizer = small()
     with holter.watch(model, optimizer, run=False, budget=None) as monitor:
         norms = train(model, optimizer, CLIPS["by its name"])
@@ -264,21 +272,21 @@ def test_monitors_leave_in_any_order(order: tuple[int, ...]) -> None:
 
 def test_somebody_elses_stand_in_is_left_alone() -> None:
     model, optimizer = small()
-    module, name = PARTS[0]
-    original = getattr(module, name)
+    cell = CELLS[0]
+    original = cell.cell_contents
     monitor = holter.watch(model, optimizer, run=False)
-    inner = getattr(module, name)
+    inner = cell.cell_contents
 
     def theirs(*args: Any, **kwargs: Any) -> Any:
         return inner(*args, **kwargs)
 
-    setattr(module, name, theirs)
+    cell.cell_contents = theirs
     monitor.close()
-    assert getattr(module, name) is theirs
+    assert cell.cell_contents is theirs
     backward(model)
     imported_early(model.parameters(), MAX_NORM)
     assert norm_of(list(model.parameters())) == pytest.approx(MAX_NORM, rel=1e-2)
-    setattr(module, name, original)
+    cell.cell_contents = original
 
 
 # Several optimizers, groups and steps not taken ---------------------------------------------------------------------
@@ -407,11 +415,11 @@ def test_the_planned_ratio_is_that_of_what_the_clip_left(how: str) -> None:
 def test_a_stand_in_that_stays_tells_no_later_monitor() -> None:
     """Somebody wraps it, the monitor closes, another one opens: gradients are read once."""
     model, optimizer = small()
-    module, name = PARTS[0]
-    original = getattr(module, name)
+    cell = CELLS[0]
+    original = cell.cell_contents
     holter_one = holter.watch(model, optimizer, run=False)
-    inner = getattr(module, name)
-    setattr(module, name, lambda *args, **kwargs: inner(*args, **kwargs))
+    inner = cell.cell_contents
+    cell.cell_contents = lambda *args, **kwargs: inner(*args, **kwargs)
     holter_one.close()
     seen = []
     with holter.watch(model, optimizer, run=False, budget=None) as monitor:
@@ -420,7 +428,7 @@ def test_a_stand_in_that_stays_tells_no_later_monitor() -> None:
         backward(model)
         imported_early(model.parameters(), MAX_NORM)
     assert len(seen) == 1
-    setattr(module, name, original)
+    cell.cell_contents = original
 
 
 def test_a_clip_of_another_model_costs_no_walk_through_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -498,5 +506,49 @@ def test_a_torch_whose_parts_have_other_names_is_told_and_watched(
         optimizer.step()
         monitor.flush()
         assert len(monitor.history) == 1
-    assert "no get_total_norm in this torch" in caplog.text
+    assert "no get_total_norm of torch's own in this torch" in caplog.text
     assert not hasattr(torch.nn.utils, "get_total_norm")
+
+
+# What else is done with torch's functions -------------------------------------------------------------------------
+
+FUNCTIONS = (
+    *("clip_grad_norm_", "clip_grad_value_", "clip_grads_with_norm_", "get_total_norm"),
+    *("clip_grad._clip_grads_with_norm_", "clip_grad._get_total_norm", "clip_grad.clip_grad_norm_"),
+)
+BEFORE = {name: attrgetter(name)(torch.nn.utils) for name in FUNCTIONS}
+
+
+def looks(function: Any) -> list[Any]:
+    """As Python shows it."""
+    return [
+        inspect.signature(function),
+        inspect.getsource(function),
+        *(getattr(function, name) for name in ("__module__", "__qualname__", "__doc__", "__code__", "__wrapped__")),
+    ]
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_torchs_functions_are_the_same_objects_while_a_monitor_is_open(name: str) -> None:
+    """P3: for pickle, copies, comparisons and inspection, imported before or after."""
+    before, pair = looks(BEFORE[name]), small()
+    with holter.watch(*pair, run=False):
+        function = attrgetter(name)(torch.nn.utils)
+        assert function is BEFORE[name]
+        for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
+            assert pickle.loads(pickle.dumps(function, protocol)) is function
+        assert copy.copy(function) is copy.deepcopy(function) is function
+        assert copy.deepcopy(partial(function, max_norm=1.0)).func is function
+        assert looks(function) == before
+
+
+def test_a_started_process_gets_torchs_functions() -> None:
+    pair = small()
+    with (
+        holter.watch(*pair, run=False),
+        ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool,
+    ):
+        parameter = nn.Parameter(torch.ones(4))
+        parameter.grad = torch.ones(4)
+        assert pool.submit(torch.nn.utils.get_total_norm, [parameter.grad.clone()]).result().item() == 2.0
+        assert pool.submit(torch.nn.utils.clip_grads_with_norm_, parameter, 1.0, torch.tensor(2.0)).result() is None
