@@ -57,8 +57,7 @@ class Monitor:
         sinks: Sequence[Sink | str] = (),
     ) -> None:
         optimizers = check_training(model, optimizer, scaler)
-        rank = rank_of_process()
-        selection = check_layers(settings.layers, model)
+        selection, rank = check_layers(settings.layers, model), rank_of_process()
         warn_of_other_monitors(optimizers)
         self.path: Path | None = make_directory(run, rank)
         self._process, self._rank, self._closed = os.getpid(), rank, False
