@@ -67,7 +67,7 @@ class Listener(Protocol):
 
 
 class Layers:
-    """The parameters of a model under torch's own names, found anew whenever its structure has changed."""
+    """The parameters of a model under its author's names, found anew whenever its structure has changed."""
 
     def __init__(self, model: nn.Module, selection: Selection | None = None, problems: Problems | None = None) -> None:
         self._model = weakref.ref(model)

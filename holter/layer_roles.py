@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from torch import nn
 
-from holter.modules import all_modules, all_parameters, children_of, parameters_in
+from holter.modules import all_modules, all_parameters, children_of, parameters_in, unwrapped
 
 ROLES = ("attention", "ffn", "embedding", "norm", "output", "conv", "recurrent", "other")
 
@@ -155,10 +155,11 @@ def _on_main_path(module: nn.Module, name: str, around: frozenset[int] = frozens
 
     `around` are the ids of modules that it lies in: a module may hold its parent.
     """
+    module = unwrapped(module)
     if isinstance(module, nn.TransformerEncoderLayer | nn.TransformerDecoderLayer) or id(module) in around:
         return
     around = around | {id(module)}
-    children = [(f"{name}.{key}" if name else key, child) for key, child in children_of(module)]
+    children = [(f"{name}.{key}" if name else key, unwrapped(child)) for key, child in children_of(module)]
     children = [(child_name, child) for child_name, child in children if id(child) not in around]
     wrapped = len(children) == 1 and not isinstance(module, _HOLDERS)
     for child_name, child in children:

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
+from holter.modules import modules_and_wrappers, wrapped_in
+
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 _NORMS = (
@@ -117,7 +119,7 @@ def replace_activations(
     functions = [function for function, kind in _FUNCTIONS.items() if kind in kinds]
     replacements: dict[nn.Module, nn.Module] = {}
     names = []
-    for path, parent in list(model.named_modules()):
+    for path, parent in modules_and_wrappers(model):
         for name, value in [*parent._modules.items(), *vars(parent).items()]:
             if type(value) in kinds:
                 if value not in replacements:
@@ -128,7 +130,8 @@ def replace_activations(
             else:
                 continue
             _tell_fast_path(parent)
-            names.append(f"{path}.{name}".removeprefix("."))
+            is_wrapper = wrapped_in(parent) is not None and name in parent._modules
+            names.append(path if is_wrapper else f"{path}.{name}".removeprefix("."))
     _tell_encoders(model)
     return names
 

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 import holter
 from holter.capture import Layers
 from holter.layer_roles import roles_of, tied_parameters
-from holter.modules import named_modules
+from holter.modules import named_modules, unwrapped
 from holter.settings import Settings
 
 
@@ -29,7 +29,7 @@ def describe_training(
         others.setdefault(name, []).append(other)
     return {
         "created": time.time(),
-        "model": type(model).__name__,
+        "model": type(unwrapped(model)).__name__,
         "optimizers": [type(optimizer).__name__ for optimizer in optimizers],
         "scheduler": type(scheduler).__name__ if scheduler is not None else None,
         "total_steps": settings.total_steps,
