@@ -29,6 +29,7 @@ from holter.modules import modules_in, named_parameters, parameters_in
 from holter.problems import Problems
 from holter.selection import Selected, Selection
 
+Hook = Callable[[Optimizer, Sequence[Any], dict[str, Any]], None]
 _logger = logging.getLogger("holter")
 # Optimizers that a live monitor was told to watch. Another monitor of the same model leaves them alone.
 _claimed: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
@@ -40,6 +41,8 @@ _abandoned: list[Capture] = []
 _listening: list[Capture] = []
 _step_hooks: list[RemovableHandle | Stand] = []
 _changing = threading.Lock()
+_untraced: Callable[[Hook], Hook] = torch._compile._disable_dynamo  # unlike torch.compiler.disable it loads nothing now
+_BETWEEN = ("torch._compile", "torch._dynamo.eval_frame")  # of the wrappers that this puts around a function
 
 
 def warn_of_other_monitors(optimizers: Iterable[Optimizer]) -> None:
@@ -219,7 +222,7 @@ class Capture:
     def _before_step(self, optimizer: Optimizer, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         with self._problems.contained("see a step coming"):
             if self._concerns(optimizer):
-                frame = sys._getframe(2)  # of torch's step, which has called our hook, which tells all captures
+                frame = _step_frame(sys._getframe(2))
                 self._forget_steps_that_raised(frame)
                 self._steps.append((id(optimizer), id(frame)))
                 if len(self._steps) == 1:  # a step within a step (a wrapper, super().step()) is part of it
@@ -278,11 +281,15 @@ def _listen_no_more(capture: Capture) -> None:
             _step_hooks.pop().remove()
 
 
+# Dynamo runs these as they are. Where a step is compiled it would otherwise trace all that Holter does at a step: that
+# takes longer than to compile the step itself.
+@_untraced
 def _before_any_step(optimizer: Optimizer, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
     for capture in tuple(_listening):
         capture._before_step(optimizer, args, kwargs)
 
 
+@_untraced
 def _after_any_step(optimizer: Optimizer, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
     for capture in tuple(_listening):
         capture._after_step(optimizer, args, kwargs)
@@ -291,6 +298,13 @@ def _after_any_step(optimizer: Optimizer, args: Sequence[Any], kwargs: dict[str,
 def _before_any_clip(parameters: Sequence[Tensor], clip: Clip | None) -> None:
     for capture in tuple(_listening):
         capture._listener.torch_clips(parameters, clip)  # which contains what fails in it
+
+
+def _step_frame(frame: FrameType | None) -> FrameType | None:
+    """The frame of torch's step, from that of the hook which it has called through Dynamo's wrappers."""
+    while frame is not None and frame.f_globals.get("__name__") in _BETWEEN:
+        frame = frame.f_back
+    return frame
 
 
 def _remove_abandoned() -> None:
