@@ -260,7 +260,8 @@ class ActivationCapture:
             step.measured.append((names, self._measure([waiting[name] for name in names])))
 
     def _see_projection(self, name: str, module: nn.Module, args: Any, output: Any) -> None:
-        if self._counts(module) and name.rpartition(".")[0] not in self._step.attention:
+        is_first = name.rpartition(".")[0] not in self._step.attention
+        if is_first and isinstance(output, Tensor) and self._counts(module):
             self._step.projected[name] = _plain(output)
 
     def _see_attention(self, name: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
@@ -269,10 +270,12 @@ class ActivationCapture:
             return
         projected = [self._step.projected.pop(f"{name}.{part}", None) for part in kind.projections]
         found = [one for one in projected if one is not None]
-        if len(found) < len(projected):
-            raise Complaint("the queries and keys of an attention were not seen")
+        if len(found) < len(projected):  # it does without their forwards
+            return
         with _aside():
-            self._step.attention[name] = attention_statistics(kind, module, args, kwargs, found)
+            statistics = attention_statistics(kind, module, args, kwargs, found)
+        if statistics is not None:
+            self._step.attention[name] = statistics
 
     def _counts(self, module: nn.Module) -> bool:
         """Whether this call is part of a training forward.

@@ -18,7 +18,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from holter.problems import Complaint
 from holter.statistics.activation import sample, strided
 
 ATTENTION = ("max_logit", "entropy")  # the largest logit of an allowed key; nats, mean over heads and queries
@@ -42,32 +41,61 @@ class Heads:
     biases: Sequence[Tensor] = field(default_factory=list)
     is_causal: bool = False
 
+    def fit(self) -> bool:
+        """Whether the shapes are as said above."""
+        if self.queries.ndim != 4 or self.keys.ndim != 4:
+            return False
+        (batch, count, number, width), (others, seen, shared, size) = self.queries.shape, self.keys.shape
+        whole = (batch, number, count, seen)
+        return (
+            (batch, width) == (others, size)
+            and 0 not in whole
+            and shared > 0
+            and number % shared == 0
+            and (count == seen or not self.is_causal)
+            and all(bias.ndim == 4 for bias in self.biases)
+            and all(one in (1, full) for bias in self.biases for one, full in zip(bias.shape, whole, strict=True))
+        )
+
 
 @dataclass(frozen=True)
 class Kind:
-    """How one class of attention is read: the projections whose outputs are needed, and what to make of them."""
+    """How one class of attention is read: what a module must have and its forward must take to be one, and what to make
+    of the outputs of its projections; None if they do not fit together."""
 
     projections: tuple[str, ...]
-    read: Callable[[nn.Module, Mapping[str, Any], Sequence[Tensor]], Heads]
+    sizes: tuple[str, ...]  # attributes that are whole numbers
+    takes: tuple[str, ...]  # parameters of its forward
+    read: Callable[[nn.Module, Mapping[str, Any], Sequence[Tensor]], Heads | None]
+
+    def fits(self, module: nn.Module) -> bool:
+        """Whether this module is made so: others may have the same name, and other ways."""
+        sizes = (getattr(module, name, None) for name in self.sizes)
+        return (
+            all(isinstance(getattr(module, name, None), nn.Module) for name in self.projections)
+            and all(isinstance(size, int) and size > 0 for size in sizes)
+            and inspect.signature(module.forward).parameters.keys() >= set(self.takes)
+        )
 
 
 def kind_of(module: nn.Module) -> Kind | None:
     """How to read this module, or None where it is not an attention that is known here."""
     if isinstance(module, nn.MultiheadAttention):
-        known = module.bias_k is None and not module.add_zero_attn
-        return KINDS["MultiheadAttention"] if known else None
+        is_torchs = type(module).forward is nn.MultiheadAttention.forward
+        return _TORCH if is_torchs and module.bias_k is None and not module.add_zero_attn else None
     if getattr(module, "is_cross_attention", False):
         return None
     kind = KINDS.get(type(module).__name__)  # by name: transformers need not be installed, nor imported
-    return kind if kind and all(hasattr(module, name) for name in kind.projections) else None
+    return kind if kind is not None and kind.fits(module) else None
 
 
 def attention_statistics(
     kind: Kind, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], projected: Sequence[Tensor]
-) -> Tensor:
-    """float32 [len(ATTENTION)] of one call of an attention module."""
+) -> Tensor | None:
+    """float32 [len(ATTENTION)] of one call of an attention module; None where it was not called as its kind is."""
     given = inspect.signature(module.forward).bind_partial(*args, **kwargs).arguments
-    return summarise(kind.read(module, given, [output.detach() for output in projected]))
+    heads = kind.read(module, given, [output.detach() for output in projected])
+    return summarise(heads) if heads is not None and heads.fit() else None
 
 
 def summarise(heads: Heads) -> Tensor:
@@ -104,9 +132,11 @@ def _logits(heads: Heads) -> Tensor:
 # The kinds ----------------------------------------------------------------------------------------------------
 
 
-def _read_torch(module: nn.Module, given: Mapping[str, Any], projected: Sequence[Tensor]) -> Heads:
+def _read_torch(module: nn.Module, given: Mapping[str, Any], projected: Sequence[Tensor]) -> Heads | None:
     """nn.MultiheadAttention projects without a submodule: its weights are applied to the sequences of the sample."""
     assert isinstance(module, nn.MultiheadAttention)
+    if any(not isinstance(given.get(name), Tensor) or given[name].is_nested for name in ("query", "key")):
+        return None
     query, key = (_batch_first(given[name], module.batch_first) for name in ("query", "key"))
     size = module.embed_dim
     if module.in_proj_weight is not None:
@@ -123,8 +153,6 @@ def _read_torch(module: nn.Module, given: Mapping[str, Any], projected: Sequence
 
 def _batch_first(x: Tensor, batch_first: bool) -> Tensor:
     """A few sequences as [batch, tokens, width]."""
-    if x.is_nested:
-        raise Complaint("attention on nested tensors is not observed")
     x = x.detach()
     if x.ndim == 2:
         return x[None]
@@ -142,26 +170,66 @@ def _torch_masks(module: nn.MultiheadAttention, given: Mapping[str, Any]) -> lis
     return biases
 
 
-def _read_gpt2(module: Any, given: Mapping[str, Any], projected: Sequence[Tensor]) -> Heads:
-    queries, keys, _ = projected[0].split(module.split_size, dim=2)
-    return _of_transformers(module, given, queries, keys)
+def _read_gpt2(module: Any, given: Mapping[str, Any], projected: Sequence[Tensor]) -> Heads | None:
+    both = projected[0]
+    if both.ndim != 3 or both.shape[2] != 3 * module.split_size:
+        return None
+    queries, keys, _ = both.split(module.split_size, dim=2)
+    return _of_transformers(module, given, [queries, keys], module.head_dim)
 
 
-def _read_separate(module: Any, given: Mapping[str, Any], projected: Sequence[Tensor]) -> Heads:
-    return _of_transformers(module, given, *projected)
-
-
-def _of_transformers(module: Any, given: Mapping[str, Any], queries: Tensor, keys: Tensor) -> Heads:
-    width = module.attention_head_size if hasattr(module, "attention_head_size") else module.head_dim
-    queries, keys = (x[:_SEQUENCES].unflatten(2, (-1, width)) for x in (queries, keys))
+def _read_llama(module: Any, given: Mapping[str, Any], projected: Sequence[Tensor]) -> Heads | None:
     turns = given.get("position_embeddings")
-    if turns is not None:
+    if not isinstance(turns, tuple | list) or len(turns) != 2 or not _all_turn(turns, projected, module.head_dim):
+        return None
+    return _of_transformers(module, given, projected, module.head_dim, turns)
+
+
+def _read_bert(module: Any, given: Mapping[str, Any], projected: Sequence[Tensor]) -> Heads | None:
+    if getattr(module, "position_embedding_type", None) not in (None, "absolute"):  # those add to the logits
+        return None
+    return _of_transformers(module, given, projected, module.attention_head_size)
+
+
+def _of_transformers(
+    module: Any, given: Mapping[str, Any], projected: Sequence[Tensor], width: int, turns: Sequence[Tensor] = ()
+) -> Heads | None:
+    mask, scale = given.get("attention_mask"), getattr(module, "scaling", width**-0.5)
+    window = getattr(module, "sliding_window", None)
+    if any(x.ndim != 3 or x.shape[2] % width for x in projected) or not isinstance(scale, int | float):
+        return None
+    count = projected[1].shape[1]
+    if not (mask is None or (isinstance(mask, Tensor) and mask.ndim in (2, 4))) or _has_others(module, given, count):
+        return None
+    # As its own attention does: a mask of four dimensions holds the causal one already, and the window.
+    is_whole = mask is not None and mask.ndim == 4
+    if not is_whole and window is not None and not (isinstance(window, int) and count <= window):
+        return None
+    queries, keys = (x[:_SEQUENCES].unflatten(2, (-1, width)) for x in projected)
+    if turns:
         queries, keys = (_rotated(x, *turns) for x in (queries, keys))
-    mask = given.get("attention_mask")
     biases = [_transformers_mask(mask)] if mask is not None else []
-    # As its own attention does: a mask of four dimensions holds the causal one already.
-    is_causal = bool(getattr(module, "is_causal", False)) and (mask is None or mask.ndim == 2)
-    return Heads(queries, keys, getattr(module, "scaling", width**-0.5), biases, is_causal)
+    return Heads(queries, keys, scale, biases, bool(getattr(module, "is_causal", False)) and not is_whole)
+
+
+def _all_turn(turns: Sequence[Any], projected: Sequence[Tensor], width: int) -> bool:
+    """Whether cos and sin are of every token and all of a head's width."""
+    shapes = [(batch, *x.shape[1:2], width) for x in projected for batch in (1, x.shape[0])]
+    return all(isinstance(turn, Tensor) and tuple(turn.shape) in shapes for turn in turns)
+
+
+def _has_others(module: Any, given: Mapping[str, Any], count: int) -> bool:
+    """Whether there may be keys besides those that were projected now, as of a prefix that was learnt."""
+    caches = (given.get(name) for name in ("past_key_values", "past_key_value", "layer_past"))
+    for cache in (cache for cache in caches if cache is not None):
+        layers = getattr(getattr(cache, "self_attention_cache", cache), "layers", ())
+        place = getattr(module, "layer_idx", None)
+        layer = layers[place] if isinstance(place, int) and place < len(layers) else None
+        ask = getattr(layer, "get_seq_length", None)
+        seen = ask() if callable(ask) else None
+        if not isinstance(seen, int) or seen != count:  # some keep it on the device
+            return True
+    return False
 
 
 def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -171,9 +239,7 @@ def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return x * cos + torch.cat((-second, first), dim=-1) * sin
 
 
-def _transformers_mask(mask: Any) -> Tensor:
-    if not isinstance(mask, Tensor) or mask.ndim not in (2, 4):
-        raise Complaint(f"attention with a mask of {type(mask).__name__} is not observed")
+def _transformers_mask(mask: Tensor) -> Tensor:
     bias = _as_bias(mask.bool() if mask.ndim == 2 else mask, keeps=True)
     return bias[:, None, None] if mask.ndim == 2 else bias
 
@@ -188,10 +254,12 @@ def _as_bias(mask: Tensor, *, keeps: bool) -> Tensor:
     return bias.masked_fill(forbidden, -math.inf)
 
 
-_LLAMA, _BERT = Kind(("q_proj", "k_proj"), _read_separate), Kind(("query", "key"), _read_separate)
+_TORCH = Kind((), (), (), _read_torch)
+_GPT2 = Kind(("c_attn",), ("split_size", "head_dim"), ("attention_mask",), _read_gpt2)
+_LLAMA = Kind(("q_proj", "k_proj"), ("head_dim",), ("position_embeddings", "attention_mask"), _read_llama)
+_BERT = Kind(("query", "key"), ("attention_head_size",), ("attention_mask",), _read_bert)
 KINDS = {
-    "MultiheadAttention": Kind((), _read_torch),
-    "GPT2Attention": Kind(("c_attn",), _read_gpt2),
+    "GPT2Attention": _GPT2,
     "LlamaAttention": _LLAMA,
     "MistralAttention": _LLAMA,
     "Qwen2Attention": _LLAMA,
