@@ -1,12 +1,14 @@
-"""Result: what a worker saw of one training, as it travels between processes."""
+"""Result: what a worker saw of one training, as it travels between processes; and what a file of trainings holds."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+
+from zoo.training import Fault
 
 
 @dataclass(frozen=True)
@@ -62,3 +64,30 @@ def _seen(found: dict[str, Any]) -> Seen:
     by_step = {name: {int(step): value for step, value in found[name].items()} for name in ("norms", "clipped")}
     lists = {"losses": tuple(found["losses"]), "own": tuple(found["own"])}
     return Seen(**{**found, **by_step, **lists, "findings": told})
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A training without its code. With an `error`: a file that could not be imported."""
+
+    name: str
+    steps: int = 0
+    faults: Mapping[str, Fault] = field(default_factory=dict)
+    error: str = ""
+
+
+def write_listed(listed: Iterable[Listed], path: Path) -> None:
+    path.write_text(json.dumps([asdict(one) for one in listed]))
+
+
+def read_listed(path: Path) -> list[Listed]:
+    return [Listed(**{**one, "faults": _faults(one["faults"])}) for one in json.loads(path.read_text())]
+
+
+def _faults(found: Mapping[str, Any]) -> dict[str, Fault]:
+    return {name: Fault(tuple(truth["causes"]), truth["layer"]) for name, truth in found.items()}
+
+
+def result_file(name: str, fault: str | None, is_watched: bool) -> str:
+    words = [name, *([fault] if fault else []), "watched" if is_watched else "bare"]
+    return "-".join(words).replace("/", ".").replace(" ", "-") + ".json"

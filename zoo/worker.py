@@ -1,66 +1,125 @@
-"""One training in a process of its own, bare or watched: python -m zoo.worker NAME OUT [--watched] [--fault NAME]
+"""The trainings of one file: python -m zoo.worker MODULE FOLDER [--only PATTERN] [--healthy] [--faults] [--list]
 
-`zoo.processes` starts it, with an environment that keeps packages off the network. The bare run never imports Holter.
+`zoo.processes` starts it, with an environment that keeps packages off the network. The file and its packages are
+imported once; then every training, bare or watched, is a process of its own, forked from here. The bare run never
+imports Holter.
 """
 
 from __future__ import annotations
 
 import argparse
-import hashlib
 import os
 import random
+import signal
+import sys
 import tempfile
+import time
 import traceback
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy
 import torch
-from torch import nn
 
 from zoo.reference import Reference
-from zoo.result import Result, Seen, Told, write
-from zoo.trainee import Trainee, Watch, modules_of
-from zoo.trainings import find
+from zoo.result import Listed, Result, result_file, write, write_listed
+from zoo.sight import hashes, seen_bare, seen_watched
+from zoo.trainee import Trainee, modules_of
+from zoo.training import Training
+from zoo.trainings import load
 from zoo.vision import make_torchvision_importable
 
-if TYPE_CHECKING:
-    from holter.diagnosis.finding import Finding
-
 SEED = 17
+SECONDS = 600  # a training takes less than 60 on two free cores
+
+Task = tuple[Training, str | None, bool]  # what, with which fault, whether it is watched
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("name")
-    parser.add_argument("out", type=Path)
-    parser.add_argument("--watched", action="store_true")
-    parser.add_argument("--fault")
+    parser.add_argument("module")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--only", action="append")
+    for option in ("--healthy", "--faults", "--list"):
+        parser.add_argument(option, action="store_true")
     asked = parser.parse_args()
-    out = asked.out.resolve()
-    with tempfile.TemporaryDirectory(prefix="zoo-") as scratch:
-        os.environ["HF_HOME"] = scratch
-        os.chdir(scratch)  # packages write beside where they are started
-        try:
-            result = train(asked.name, asked.fault, asked.watched, Path(scratch))
-        except Exception:
-            result = Result(error=traceback.format_exc())
-        write(result, out)
-
-
-def train(name: str, fault: str | None, is_watched: bool, directory: Path) -> Result:
+    folder = asked.folder.resolve()
     make_torchvision_importable()
-    training = find(name)
-    if fault is not None and fault not in training.faults:
-        raise ValueError(f"{name} has no fault {fault!r}; it has {', '.join(training.faults) or 'none'}")
+    try:
+        trainings = [one for one in load(asked.module) if is_asked(one.name, asked.only)]
+    except Exception as error:
+        traceback.print_exc()
+        print(f"{type(error).__name__}: {error}", flush=True)
+        sys.exit(1)
+    write_listed([Listed(one.name, one.steps, one.faults) for one in trainings], folder / f"{asked.module}.list.json")
+    tasks = [task for one in trainings for task in tasks_of(one)] if not asked.list else []
+    for task in tasks:
+        (folder / result_file(task[0].name, *task[1:])).unlink(missing_ok=True)
+    for training, fault, is_watched in tasks:
+        if not (asked.healthy if fault else asked.faults):
+            run_apart(training, fault, is_watched, folder / result_file(training.name, fault, is_watched))
+
+
+def is_asked(name: str, patterns: list[str] | None) -> bool:
+    return not patterns or any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def tasks_of(training: Training) -> Iterator[Task]:
+    yield training, None, False
+    yield training, None, True
+    for fault in training.faults:
+        yield training, fault, True
+
+
+def run_apart(training: Training, fault: str | None, is_watched: bool, out: Path) -> None:
+    """Train in a forked process; its end is waited for, but not for ever."""
+    started = time.monotonic()
+    child = os.fork()
+    if child == 0:
+        _train_and_leave(training, fault, is_watched, out)
+    status = None
+    while status is None and time.monotonic() - started < SECONDS:
+        found, ended = os.waitpid(child, os.WNOHANG)
+        status = ended if found else None
+        time.sleep(0.05)
+    if status is None:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    if not out.exists():
+        why = f"took more than {SECONDS} s" if status is None else f"its process ended with status {status}"
+        write(Result(error=why), out)
+    words = (training.name, f"with {fault}" if fault else "watched" if is_watched else "bare")
+    print(*words, f"{time.monotonic() - started:.0f} s", file=sys.stderr, flush=True)
+
+
+def _train_and_leave(training: Training, fault: str | None, is_watched: bool, out: Path) -> None:
+    """Never returns to the host's loop."""
+    code = 1
+    try:
+        with out.with_suffix(".log").open("w") as log, tempfile.TemporaryDirectory(prefix="zoo-") as scratch:
+            os.dup2(log.fileno(), 1)
+            os.dup2(log.fileno(), 2)
+            os.environ["HF_HOME"] = scratch
+            os.chdir(scratch)  # packages write beside where they are started
+            try:
+                result = train(training, fault, is_watched, Path(scratch))
+            except Exception:
+                result = Result(error=traceback.format_exc())
+            write(result, out)
+            os.chdir("/")
+        code = 0
+    finally:
+        os._exit(code)
+
+
+def train(training: Training, fault: str | None, is_watched: bool, directory: Path) -> Result:
     settle()
     reference = Reference(measures=not is_watched)
     trainee = Trainee(directory, reference, fault, is_watched)
     modules = modules_of(training.run(trainee))
-    seen = tuple(_watched(watch) if is_watched else _bare(watch) for watch in trainee.watches)
-    return Result(seen=seen, hashes=_hashes(modules), seconds=reference.seconds)
+    seen = tuple(seen_watched(watch) if is_watched else seen_bare(watch) for watch in trainee.watches)
+    return Result(seen=seen, hashes=hashes(modules), seconds=reference.seconds)
 
 
 def settle() -> None:
@@ -70,72 +129,6 @@ def settle() -> None:
     random.seed(SEED)
     numpy.random.seed(SEED)  # noqa: NPY002  # packages draw from the global state
     torch.manual_seed(SEED)
-
-
-def _bare(watch: Watch) -> Seen:
-    track = watch.track
-    return Seen(track.steps, dict(enumerate(track.norms)), dict(enumerate(track.clipped)))
-
-
-def _watched(watch: Watch) -> Seen:
-    """Everything that Holter says, by whichever way: alerts, the monitor at its end, the stored run."""
-    import holter
-
-    monitor = watch.monitor_of()
-    if monitor is None or watch.run is None or watch.told is None:
-        return Seen(0, own=("no training was begun under this monitor",))
-    monitor.close()
-    run = holter.open_run(watch.run)
-    live, stored = [*watch.told.findings, *monitor.findings], holter.diagnose(run)
-    own = [f"{one.severity}: {one.advice}" for one in (*live, *stored) if one.where == "monitor"]
-    own += [f"{name}: {note}" for record in run.records for name, note in record.notes.items() if _is_gap(note)]
-    steps = run.history.steps.tolist()
-    if steps != list(range(len(steps))):
-        own.append(f"steps are not 0 to {len(steps) - 1}")
-
-    def by_step(name: str) -> dict[int, float]:
-        return dict(zip(*(values.tolist() for values in run.history.scalar(name)), strict=True))
-
-    return Seen(
-        steps=len(steps),
-        norms=by_step("gradient_norm"),
-        clipped=by_step("gradient_norm_clipped"),
-        losses=tuple(by_step("loss").values()),
-        findings=_told(live, stored),
-        own=tuple(dict.fromkeys(own)),
-        dropped=monitor.dropped,
-        state=run.state,
-    )
-
-
-def _told(live: Iterable[Finding], stored: Iterable[Finding]) -> tuple[Told, ...]:
-    """What the stored run says, in its order; then what was only said live."""
-    found: dict[tuple[str, str | None, str], Told] = {}
-    for one in (one for one in stored if one.where != "monitor"):
-        found.setdefault((one.cause, one.layer, one.severity), _as_told(one))
-    for one in (one for one in live if one.where != "monitor"):
-        found.setdefault((one.cause, one.layer, one.severity), replace(_as_told(one), live=True))
-    return tuple(found.values())
-
-
-def _as_told(one: Finding) -> Told:
-    alternatives, evidence = tuple(one.alternatives), str(dict(one.evidence))
-    return Told(one.cause, one.where, one.severity, one.layer, one.since, alternatives, one.advice, evidence)
-
-
-def _is_gap(note: object) -> bool:
-    return isinstance(note, str) and note.startswith("not observed")
-
-
-def _hashes(modules: Iterable[nn.Module]) -> dict[str, str]:
-    """Of every parameter and buffer, by module and name."""
-    found = {}
-    for place, module in enumerate(modules):
-        for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
-            plain = tensor.detach().cpu().contiguous().reshape(-1)
-            raw = plain.view(torch.uint8) if plain.numel() else plain
-            found[f"{place}.{name}"] = hashlib.sha256(raw.numpy().tobytes()).hexdigest()
-    return found
 
 
 if __name__ == "__main__":

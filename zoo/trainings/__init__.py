@@ -6,7 +6,16 @@ from importlib import import_module
 
 from zoo.training import Training
 
-MODULES: tuple[str, ...] = ("transformers_text",)
+MODULES: tuple[str, ...] = (
+    "transformers_text",
+    "transformers_other",
+    "accelerate",
+    "diffusers",
+    "lightning",
+    "peft",
+    "sentence_transformers",
+    "trl",
+)
 
 
 def modules_of(package: str) -> tuple[str, ...]:
