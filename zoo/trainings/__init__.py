@@ -7,14 +7,29 @@ from importlib import import_module
 from zoo.training import Training
 
 MODULES: tuple[str, ...] = (
-    "transformers_text",
-    "transformers_other",
     "accelerate",
     "diffusers",
+    "fastai",
+    "gpytorch",
+    "lightly",
     "lightning",
     "peft",
+    "pyro",
+    "pytorch_forecasting",
+    "pytorch_optimizer",
+    "pytorch_tabnet",
+    "schedulefree",
+    "segmentation_models",
     "sentence_transformers",
+    "skorch",
+    "stable_baselines3",
+    "timm",
+    "torch_geometric",
+    "torchrl",
+    "transformers_other",
+    "transformers_text",
     "trl",
+    "ultralytics",
 )
 
 

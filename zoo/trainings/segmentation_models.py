@@ -1,0 +1,43 @@
+"""segmentation-models-pytorch: a Unet and a Linknet from random weights; the pixels of a digit are found in noise."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import nn
+from torch.optim import AdamW
+
+from zoo.batches import draw_batches
+from zoo.data import digits
+from zoo.trainee import Trainee
+from zoo.training import Training
+
+STEPS = 30
+
+
+def train_model(architecture: str, trainee: Trainee) -> nn.Module:
+    import segmentation_models_pytorch
+
+    images = digits(32)[0]
+    masks = (images > 0.5).float()
+    model: nn.Module = segmentation_models_pytorch.create_model(
+        architecture, encoder_name="resnet18", encoder_weights=None, in_channels=1, classes=1
+    )
+    overlap = segmentation_models_pytorch.losses.DiceLoss("binary", from_logits=True)
+    optimizer = AdamW(model.parameters(), lr=1e-3)
+    monitor = trainee.watch(model, optimizer)
+    for clean, mask in draw_batches(images, masks, size=16, steps=STEPS):
+        noisy = clean + 0.5 * torch.randn_like(clean)
+        outputs = model(noisy)
+        loss = overlap(outputs, mask) + nn.functional.binary_cross_entropy_with_logits(outputs, mask)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        monitor.log(loss=loss, inputs=noisy, targets=mask)
+    return model
+
+
+TRAININGS = tuple(
+    Training(f"segmentation-models/{name}", partial(train_model, name), STEPS) for name in ("unet", "linknet")
+)
