@@ -105,6 +105,7 @@ class Reference:
         foreign = [one for one in given if not isinstance(one, Optimizer)]
         track = Track(model, None if foreign else given)
         self._tracks.append(track)
+        self._first = None  # steps before the first watch are no part of what is compared
         for one in foreign:
             if callable(getattr(one, "step", None)):
                 self._listen_to(one)

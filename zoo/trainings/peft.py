@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from peft import IA3Config, LoraConfig, PrefixTuningConfig, get_peft_model
 from torch import nn
@@ -20,7 +22,7 @@ def pretrained() -> GPT2LMHeadModel:
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     tokens = token_windows(1600, 48)
     tokens = torch.where((tokens >= 97) & (tokens <= 122), tokens - 32, tokens)
-    for step in range(120):
+    for step in range(80):
         batch = tokens[torch.randperm(len(tokens), generator=torch.Generator().manual_seed(step))[:16]]
         model(input_ids=batch, labels=batch).loss.backward()
         optimizer.step()
@@ -29,8 +31,10 @@ def pretrained() -> GPT2LMHeadModel:
 
 
 def lora(trainee: Trainee) -> nn.Module:
+    base = pretrained()
+    early = torch.optim.AdamW(base.parameters(), lr=2e-3)
     model = get_peft_model(
-        pretrained(), LoraConfig(r=8, lora_alpha=16, target_modules=["c_attn", "c_proj", "c_fc"], fan_in_fan_out=True)
+        base, LoraConfig(r=8, lora_alpha=16, target_modules=["c_attn", "c_proj", "c_fc"], fan_in_fan_out=True)
     )
     if trainee.fault == "an adapter frozen":
         for name, parameter in model.named_parameters():
@@ -45,11 +49,13 @@ def lora(trainee: Trainee) -> nn.Module:
         disable_tqdm=True,
         max_steps=60,
         per_device_train_batch_size=16,
-        learning_rate=2e-3 * (100 if trainee.fault == "rate x 100" else 1),
+        learning_rate=2e-3,
         warmup_steps=5,
     )
     data = Dictionaries(input_ids=tokens, labels=tokens)
-    Trainer(model, arguments, train_dataset=data, callbacks=[trainee.callback("transformers")]).train()
+    given: Any = (early if trainee.fault == "the optimizer was made before the adapters" else None, None)
+    callbacks = [trainee.callback("transformers")]
+    Trainer(model, arguments, train_dataset=data, optimizers=given, callbacks=callbacks).train()
     return model
 
 
@@ -79,7 +85,15 @@ def prefix(trainee: Trainee) -> nn.Module:
 
 
 TRAININGS = (
-    Training("peft/lora", lora, 60, {"rate x 100": Fault(("lr-too-high",))}),
+    Training(
+        "peft/lora",
+        lora,
+        60,
+        {
+            "the optimizer was made before the adapters": Fault(("optimizer-holds-other-parameters",)),
+            "an adapter frozen": Fault(("layer-frozen",), "*h.1.attn*"),
+        },
+    ),
     Training("peft/ia3", ia3, 60),
     Training("peft/prefix-tuning", prefix, 60),
 )

@@ -26,7 +26,7 @@ from transformers import (
 
 from zoo.data import Dictionaries, digits
 from zoo.trainee import Trainee
-from zoo.training import Training
+from zoo.training import Fault, Training
 from zoo.trainings.transformers_text import batches, fit
 
 
@@ -41,11 +41,10 @@ def vit(trainee: Trainee) -> nn.Module:
         patch_size=4,
         num_channels=1,
         num_labels=10,
+        initializer_range=1.0 if trainee.fault == "weights of deviation 1" else 0.02,
     )
-    if trainee.fault == "images of 0 to 255 with an offset":
+    if trainee.fault == "images not normalised":
         images = 100 + 60 * images
-    if trainee.fault == "labels shuffled":
-        classes = classes[torch.randperm(len(classes))]
     data = Dictionaries(pixel_values=images, labels=classes)
     return fit(trainee, ViTForImageClassification(config), data, max_steps=60, label_smoothing_factor=0.1)
 
@@ -264,7 +263,15 @@ def time_series(trainee: Trainee) -> nn.Module:
 
 
 TRAININGS = (
-    Training("transformers/vit", vit, 60),
+    Training(
+        "transformers/vit",
+        vit,
+        60,
+        {
+            "images not normalised": Fault(("input-scale",)),
+            "weights of deviation 1": Fault(("init-too-large",)),
+        },
+    ),
     Training("transformers/segformer", segformer, 50),
     Training("transformers/detr", detr, 50),
     Training("transformers/clip", clip, 50),

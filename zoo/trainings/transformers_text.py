@@ -43,7 +43,14 @@ START, PAD, MASK = 256, 257, 258  # beside the bytes
 VOCABULARY = 260
 
 
-def fit(trainee: Trainee, model: nn.Module, data: Any, evaluation: Any = None, **options: Any) -> nn.Module:
+def fit(
+    trainee: Trainee,
+    model: nn.Module,
+    data: Any,
+    evaluation: Any = None,
+    optimizers: Any = (None, None),
+    **options: Any,
+) -> nn.Module:
     """Train by a Trainer with its defaults but for what is given."""
     given = {"max_steps": 50, "per_device_train_batch_size": 16, "learning_rate": 1e-3, "warmup_steps": 5, **options}
     out = str(trainee.directory / "out")
@@ -55,6 +62,7 @@ def fit(trainee: Trainee, model: nn.Module, data: Any, evaluation: Any = None, *
         arguments,
         train_dataset=data,
         eval_dataset=evaluation,
+        optimizers=optimizers,
         callbacks=[trainee.callback("transformers")],
     ).train()
     return model
@@ -89,7 +97,7 @@ def gpt2(trainee: Trainee) -> nn.Module:
     model = GPT2LMHeadModel(config)
     if trainee.fault == "a block frozen":
         model.transformer.h[1].mlp.requires_grad_(False)
-    return fit(trainee, model, language_data(), learning_rate=rate)
+    return fit(trainee, model, language_data(), learning_rate=rate, max_steps=100)
 
 
 def llama(trainee: Trainee) -> nn.Module:
@@ -143,9 +151,12 @@ def gemma2(trainee: Trainee) -> nn.Module:
     model.train()
     for (tokens,) in batches(16, 50, token_windows(800, 64)):
         loss = model(input_ids=tokens, labels=tokens).loss
+        if trainee.fault == "the sign turned":
+            loss = -loss
         loss.backward()
         optimizer.step()
-        optimizer.zero_grad()
+        if trainee.fault != "gradients are not cleared":
+            optimizer.zero_grad()
         monitor.log(loss=loss, inputs=tokens)
     return model
 
@@ -193,6 +204,9 @@ def bert(trainee: Trainee) -> nn.Module:
     monitor = trainee.watch(model, optimizer, scheduler=schedule, total_steps=60)
     model.train()
     for (tokens,) in batches(16, 60, token_windows(800, 64)):
+        if trainee.fault == "the same batch at every step":
+            torch.manual_seed(0)
+            tokens = token_windows(16, 64)
         is_masked = torch.rand(tokens.shape) < 0.15
         inputs = tokens.masked_fill(is_masked, MASK)
         labels = tokens.masked_fill(~is_masked, -100)
@@ -201,16 +215,15 @@ def bert(trainee: Trainee) -> nn.Module:
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         schedule.step()
-        if trainee.fault != "gradients are not cleared":
-            optimizer.zero_grad()
+        optimizer.zero_grad()
         monitor.log(loss=loss, inputs=inputs, targets=labels)
     return model
 
 
 def _guess_data() -> tuple[Tensor, Tensor, Tensor]:
-    """Lines of code, and whether they assign, call, or neither."""
+    """Lines of code, and by which letter they begin: of three kinds."""
     found = lines(10, 60)[:1500]
-    kinds = [0 if " = " in line else 1 if "(" in line else 2 for line in found]
+    kinds = [0 if line[0] < "e" else 1 if line[0] < "m" else 2 for line in found]
     return (*padded(found, 48), torch.tensor(kinds))
 
 
@@ -232,11 +245,13 @@ def roberta(trainee: Trainee) -> nn.Module:
     train = Dictionaries(**{name: column[:1200] for name, column in columns.items()})
     held = Dictionaries(**{name: column[1200:] for name, column in columns.items()})
     options: dict[str, Any] = {"eval_strategy": "steps", "eval_steps": 30, "max_steps": 60}
-    if trainee.fault == "rate x 100":
-        options["learning_rate"] = 1e-1
     if trainee.fault == "weight decay of 50":
         options["weight_decay"] = 50.0
-    return fit(trainee, RobertaForSequenceClassification(config), train, held, **options)
+    model = RobertaForSequenceClassification(config)
+    if trainee.fault == "the optimizer has no head":
+        body = torch.optim.AdamW(model.roberta.parameters(), lr=1e-3)
+        return fit(trainee, model, train, held, optimizers=(body, None), **options)
+    return fit(trainee, model, train, held, **options)
 
 
 def distilbert(trainee: Trainee) -> nn.Module:
@@ -331,20 +346,36 @@ TRAININGS = (
     Training(
         "transformers/gpt2",
         gpt2,
-        50,
+        100,
         {"rate x 100": Fault(("lr-too-high",)), "a block frozen": Fault(("layer-frozen",), "transformer.h.1.mlp*")},
     ),
     Training("transformers/llama", llama, 50),
     Training("transformers/qwen2", qwen2, 50),
-    Training("transformers/gemma2", gemma2, 50),
+    Training(
+        "transformers/gemma2",
+        gemma2,
+        50,
+        {"gradients are not cleared": Fault(("zero-grad-missing",)), "the sign turned": Fault(("loss-sign",))},
+    ),
     Training("transformers/mixtral", mixtral, 50),
     Training("transformers/mamba", mamba, 40),
-    Training("transformers/bert", bert, 60, {"gradients are not cleared": Fault(("zero-grad-missing",))}),
+    Training(
+        "transformers/bert",
+        bert,
+        60,
+        {
+            "gradients are not cleared": Fault(("zero-grad-missing",)),
+            "the same batch at every step": Fault(("batch-repeated",)),
+        },
+    ),
     Training(
         "transformers/roberta",
         roberta,
         60,
-        {"rate x 100": Fault(("lr-too-high",)), "weight decay of 50": Fault(("weight-decay-too-high",))},
+        {
+            "the optimizer has no head": Fault(("optimizer-holds-other-parameters",), "classifier*"),
+            "weight decay of 50": Fault(("weight-decay-too-high",)),
+        },
     ),
     Training("transformers/distilbert", distilbert, 60),
     Training("transformers/t5", t5, 50),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -32,7 +33,7 @@ def small_llama(tokenizer: Any) -> LlamaForCausalLM:
     return LlamaForCausalLM(config)
 
 
-def pretrain(model: nn.Module, tokenizer: Any, steps: int = 150) -> None:
+def pretrain(model: nn.Module, tokenizer: Any, steps: int = 100) -> None:
     """Not watched: what a fine-tuning starts from."""
     found = lines(20, 60)[:600]
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
@@ -64,9 +65,8 @@ def sft(trainee: Trainee) -> nn.Module:
     tokenizer = make_tokenizer()
     model = small_llama(tokenizer)
     pretrain(model, tokenizer)
-    rate = 5e-4 * (100 if trainee.fault == "rate x 100" else 1)
-    options: dict[str, Any] = {"max_grad_norm": 1e-3} if trainee.fault == "clipped at 0.001" else {}
-    arguments = SFTConfig(**{**arguments_of(trainee), "learning_rate": rate, "max_length": 64, **options})
+    rate = 5e-4 * {"rate x 100": 100, "rate / 10,000": 1e-4}.get(str(trainee.fault), 1)
+    arguments = SFTConfig(**{**arguments_of(trainee), "learning_rate": rate, "max_length": 64})
     data = Dataset.from_dict({"prompt": [line[:10] for line in lines()], "completion": [line[10:] for line in lines()]})
     callback = trainee.callback("transformers")
     SFTTrainer(model, arguments, train_dataset=data, processing_class=tokenizer, callbacks=[callback]).train()
@@ -87,7 +87,9 @@ def dpo(trainee: Trainee) -> nn.Module:
     }
     arguments = DPOConfig(**{**arguments_of(trainee), "learning_rate": 1e-4, "max_length": 64, "warmup_steps": 5})
     data, callback = Dataset.from_dict(columns), trainee.callback("transformers")
-    DPOTrainer(model, args=arguments, train_dataset=data, processing_class=tokenizer, callbacks=[callback]).train()
+    DPOTrainer(
+        model, deepcopy(model), arguments, train_dataset=data, processing_class=tokenizer, callbacks=[callback]
+    ).train()
     return model
 
 
@@ -113,7 +115,7 @@ TRAININGS = (
         "trl/sft",
         sft,
         50,
-        {"rate x 100": Fault(("lr-too-high",)), "clipped at 0.001": Fault(("clipping-too-tight",))},
+        {"rate x 100": Fault(("lr-too-high",)), "rate / 10,000": Fault(("lr-too-low",))},
     ),
     Training("trl/dpo", dpo, 50),
     Training("trl/grpo", grpo, 30),
