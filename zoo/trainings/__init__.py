@@ -7,6 +7,8 @@ from importlib import import_module
 from zoo.training import Training
 
 MODULES: tuple[str, ...] = (
+    "transformers_text",  # the longest come first: files are trained side by side
+    "transformers_other",
     "accelerate",
     "diffusers",
     "fastai",
@@ -26,8 +28,6 @@ MODULES: tuple[str, ...] = (
     "timm",
     "torch_geometric",
     "torchrl",
-    "transformers_other",
-    "transformers_text",
     "trl",
     "ultralytics",
 )
@@ -41,12 +41,4 @@ def modules_of(package: str) -> tuple[str, ...]:
 
 def load(module: str) -> tuple[Training, ...]:
     found: tuple[Training, ...] = import_module(f"{__name__}.{module}").TRAININGS
-    return found
-
-
-def find(name: str) -> Training:
-    modules = modules_of(name.split("/")[0])
-    found = next((one for module in modules for one in load(module) if one.name == name), None)
-    if found is None:
-        raise ValueError(f"no training is called {name!r} in {', '.join(modules) or 'any file'}")
     return found
