@@ -205,6 +205,7 @@ def _are(roles: list[str]) -> str:
 )
 def diagnose(run: Path, as_json: bool, fail_on: str | None) -> None:
     """Say what is wrong with RUN: the cause, where, since when, and what to change."""
+    from holter.damage import told_of
     from holter.diagnosis.convergence import outlook
     from holter.diagnosis.health import check_health
     from holter.run import open_run
@@ -217,14 +218,14 @@ def diagnose(run: Path, as_json: bool, fail_on: str | None) -> None:
     error = opened.ending.error if opened.ending is not None else ""
     if as_json:
         ended = {"state": opened.state, "error": error, "steps": len(history)}
-        ended["unreadable_bytes"] = opened.unreadable_bytes
-        print_json({**ended, "findings": findings, "health": checks, "outlook": going})
+        damage = {"unreadable_bytes": opened.unreadable_bytes, "damage": opened.damage}
+        print_json({**ended, **damage, "findings": findings, "health": checks, "outlook": going})
     else:
         from holter.diagnosis.render import render_damage, render_ending, render_findings, render_health, render_outlook
 
         screen = console()
         screen.print(render_ending(opened.state, error, len(history)), end="")
-        screen.print(render_damage(opened.unreadable_bytes), end="")
+        screen.print(render_damage(told_of(opened.damage, opened.unreadable_bytes)), end="")
         screen.print(render_findings(findings, len(history), opened.state))
         screen.print(render_health(checks))
         screen.print(render_outlook(going))

@@ -6,8 +6,9 @@ Data is never code: nothing is read here but numbers and JSON.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -30,56 +31,78 @@ HEADER_LENGTH = 8  # bytes at the beginning of a blob that say how long its word
 SIGN = b'{"__metadata__":{"holter":"{'  # how those begin. No text in them can look like it: its quotes are escaped
 
 
+# Times its own bytes that are written before a table is repeated for the first time, and then each time.
+_SOON, _AGAIN = 16, 1024
+
+
 class _Table:
     """The names that a role has had so far, under the number of the frame that lists them."""
 
-    def __init__(self, number: int, names: Layers) -> None:
-        self.number, self.names = number, names
+    def __init__(self, number: int, role: str, names: Layers) -> None:
+        self.number, self.role, self.names = number, role, names
         self.place = {name: place for place, name in enumerate(names)}
+
+    def pack(self) -> bytes:
+        return _pack({"kind": "layers", "number": self.number, "role": self.role, "layers": list(self.names)}, {})
 
 
 class Encoder:
-    """Encodes entries for one file. A role's layer names are written once, in a frame of their own, and referred to.
+    """Encodes entries for one file. A role's layer names are written apart, in a frame of their own, and referred to.
 
     A new name makes a new table of all names so far, so that layers that come and go, as experts do, are places in
-    one table and not a table each.
+    one table and not a table each. A table is repeated now and then, and before the ending: without it no other frame
+    could be read.
     """
 
     def __init__(self) -> None:
         self._tables: dict[str, _Table] = {}
         self._count = 0
+        self._written = 0  # bytes
+        self._due: dict[str, int] = {}  # for each role, the bytes after which its table is repeated
+        self._once: frozenset[str] = frozenset()  # roles whose tables stand in the file only once
 
     def copy(self) -> Encoder:
         """A twin to encode with, so that a failed write can be forgotten."""
-        twin = Encoder()
-        twin._tables, twin._count = dict(self._tables), self._count
+        twin = Encoder.__new__(Encoder)
+        twin.__dict__.update(self.__dict__)  # what it refers to is replaced, never changed
         return twin
 
     def encode(self, entry: Entry) -> list[bytes]:
         """The blobs to append: layer tables that the file does not hold yet, then the entry itself."""
         if isinstance(entry, Ending):
-            return [_pack({"kind": "ending", **asdict(entry)}, {})]
+            return [*map(self._repeated, sorted(self._once)), _pack({"kind": "ending", **asdict(entry)}, {})]
         if isinstance(entry, Problem):
             return [_pack({"kind": "problem", **asdict(entry)}, {})]
-        tables = [blob for role, rows in entry.rows.items() for blob in self._new_table(role, rows.layers)]
-        return [*tables, self._record(entry)]
+        tables = [blob for role, rows in entry.rows.items() for blob in self._table(role, rows.layers)]
+        blobs = [*tables, self._record(entry)]
+        self._written += sum(map(len, blobs))
+        return blobs
 
-    def _new_table(self, role: str, layers: Layers) -> list[bytes]:
+    def _table(self, role: str, layers: Layers) -> list[bytes]:
         known = self._tables.get(role)
         if known is not None and (layers == known.names or all(name in known.place for name in layers)):
-            return []
+            return [self._repeated(role)] if self._written >= self._due[role] else []
         names = tuple(dict.fromkeys((*(known.names if known else ()), *layers)))
-        self._tables[role] = _Table(self._count, names)
+        self._tables = {**self._tables, role: _Table(self._count, role, names)}
         self._count += 1
-        return [_pack({"kind": "layers", "number": self._tables[role].number, "layers": list(names)}, {})]
+        blob = self._repeated(role, _SOON)
+        self._once |= {role}
+        return [blob]
+
+    def _repeated(self, role: str, wait: int = _AGAIN) -> bytes:
+        blob = self._tables[role].pack()
+        self._due = {**self._due, role: self._written + wait * len(blob)}
+        self._once -= {role}
+        return blob
 
     def _record(self, record: Record) -> bytes:
         arrays: Arrays = {"scalars": np.array(list(record.scalars.values()), _FLOAT)}
         roles = []
         for place, (role, layer_rows) in enumerate(record.rows.items()):
             rows = layer_rows.rows
-            # Most columns of most steps are zero throughout (NaNs, Infs): those are left out.
-            used = [i for i in range(len(COLUMNS)) if rows.values[:, i].any()]
+            # Most columns of most steps are zero throughout (NaNs, Infs): those are left out, but for one, since a
+            # reader makes no row for which the file has no number.
+            used = [i for i in range(len(COLUMNS)) if rows.values[:, i].any()] or [0]
             arrays[f"{place}.values"] = np.asarray(rows.values[:, used].T, _FLOAT)
             if rows.histograms is not None:
                 arrays[f"{place}.offsets"] = np.asarray(rows.histograms.offsets, _INTEGER)
@@ -111,36 +134,52 @@ class Decoder:
 
     def __init__(self) -> None:
         self._layers: dict[int, Layers] = {}
+        self._newest: dict[str, Layers] = {}  # of each role; tables before it are its beginning
 
-    def decode(self, blob: bytes) -> Entry | None:
-        """The entry, or None for a table of layers."""
+    def decode(self, blob: bytes, *, partly: bool = False) -> Entry | None:
+        """The entry, or None for a table of layers. UnknownLayers where the table of a record is not known; `partly`
+        leaves out the rows that need it."""
         try:
             words, arrays = _unpack(blob)
-            return self._entry(words, arrays)
+            return self._entry(words, arrays, partly)
         except (KeyError, TypeError, IndexError, AttributeError, RecursionError, SafetensorError) as error:
             raise ValueError(f"not an entry of a journal: {error!r}") from error
 
-    def _entry(self, words: Mapping[str, Any], arrays: Arrays) -> Entry | None:
+    def _entry(self, words: Mapping[str, Any], arrays: Arrays, partly: bool) -> Entry | None:
         _check_types(words)
         kind = words["kind"]
         fields = {name: value for name, value in words.items() if name != "kind"}
         if kind == "layers":
-            self._layers[words["number"]] = _names(words["layers"])
+            self._take_table(words["number"], words["role"], _names(words["layers"]))
+            return None
+        if kind == RESERVE:
             return None
         if kind == "ending":
             return Ending(**fields)
         if kind == "problem":
             return Problem(**fields)
         if kind == "record":
-            return self._record(words, arrays)
+            return self._record(words, arrays, partly)
         raise ValueError(f"unknown kind of entry {kind!r}")
 
-    def _record(self, words: Mapping[str, Any], arrays: Arrays) -> Record:
-        rows = {role["role"]: self._rows(place, role, arrays) for place, role in enumerate(words["roles"])}
+    def _take_table(self, number: int, role: str, names: Layers) -> None:
+        if self._layers.get(number) != names:  # one object for all records that refer to it
+            self._layers[number] = names
+        if len(names) >= len(self._newest.get(role, ())):
+            self._newest[role] = self._layers[number]
+
+    def _record(self, words: Mapping[str, Any], arrays: Arrays, partly: bool) -> Record:
+        rows = {}
+        for place, role in enumerate(words["roles"]):
+            try:
+                rows[role["role"]] = self._rows(place, role, arrays)
+            except UnknownLayers:
+                if not partly:
+                    raise
         return Record(
             step=words["step"],
             time=words["time"],
-            scalars=dict(zip(_names(words["scalars"]), arrays["scalars"].astype(np.float64).tolist(), strict=True)),
+            scalars=_scalars(words, arrays),
             rows=rows,
             notes=dict(zip(words["notes"], _names(list(words["notes"].values())), strict=True)),
             segment=words["segment"],
@@ -149,21 +188,50 @@ class Decoder:
 
     def _rows(self, place: int, role: Mapping[str, Any], arrays: Arrays) -> LayerRows:
         _check_types(role)
-        layers = self._layers[role["layers"]]
-        if f"{place}.places" in arrays:
-            layers = tuple(layers[i] for i in arrays[f"{place}.places"].tolist())
+        found = _floats(arrays[f"{place}.values"], len(role["columns"]))
+        layers = self._layers_of(place, role, arrays, found.shape[1])
         values = np.zeros((len(layers), len(COLUMNS)))
-        for column, found in zip(role["columns"], arrays[f"{place}.values"], strict=True):
-            values[:, COLUMNS.index(column)] = found
+        for column, numbers in zip(role["columns"], found, strict=True):
+            values[:, COLUMNS.index(column)] = numbers
         histograms = None
         if f"{place}.offsets" in arrays:
             parts = (arrays[f"{place}.{part}"] for part in ("offsets", "buckets", "counts"))
             histograms = _histograms(len(layers), *parts)
         extras = {}
         if "extras" in role:
-            found = arrays[f"{place}.extras"].astype(np.float64)
-            extras = dict(zip(_names(role["extras"]), found, strict=True))
+            extra = _floats(arrays[f"{place}.extras"], len(role["extras"]))
+            extras = dict(zip(_names(role["extras"]), extra, strict=True))
         return LayerRows(layers, Rows(values, histograms), extras)
+
+    def _layers_of(self, place: int, role: Mapping[str, Any], arrays: Arrays, count: int) -> Layers:
+        layers = self._layers.get(role["layers"])
+        is_older = layers is None  # its table is lost: a newer one of the role begins like it
+        if layers is None:
+            layers = self._newest.get(role["role"], ())
+        if f"{place}.places" in arrays:
+            places = arrays[f"{place}.places"]
+            if places.dtype != _PLACE or places.shape != (count,):
+                raise ValueError("places of layers of the wrong kind")
+            if is_older and places.max(initial=0) >= len(layers):
+                raise UnknownLayers(role["layers"])
+            return tuple(layers[i] for i in places.tolist())
+        if is_older and count > len(layers):
+            raise UnknownLayers(role["layers"])
+        layers = layers[:count] if is_older else layers
+        if len(layers) != count:
+            raise ValueError(f"{count} rows for {len(layers)} layers")
+        return layers
+
+
+class UnknownLayers(ValueError):
+    """The table of layers that a record refers to was not read."""
+
+
+def _floats(found: npt.NDArray[Any], columns: int) -> npt.NDArray[np.float64]:
+    """As they were written: what is narrower, or fits only by being repeated, would take more memory than the file."""
+    if found.dtype != _FLOAT or found.ndim != 2 or len(found) != columns or (found.shape[1] and not columns):
+        raise ValueError(f"an array of {found.dtype} and shape {found.shape} in place of {columns} columns")
+    return found
 
 
 # What is read may come from anyone: a name that is no text or a step that is no number must not get any further.
@@ -214,8 +282,37 @@ def _pack(words: Mapping[str, Any], arrays: Arrays) -> bytes:
 def _unpack(blob: bytes) -> tuple[Mapping[str, Any], Arrays]:
     """safetensors' numpy reader drops the metadata, so its JSON header is read here."""
     until = HEADER_LENGTH + int.from_bytes(blob[:HEADER_LENGTH], "little")
-    header = json.loads(blob[HEADER_LENGTH:until].decode())  # bytes would make json guess at an encoding
-    return json.loads(header["__metadata__"][_KEY]), safetensors_numpy.load(blob)
+    header = read_json(blob[HEADER_LENGTH:until].decode("ascii"))
+    words = header["__metadata__"][_KEY]
+    if not words.isascii():  # as it is written: a single character beyond would make each of them take four bytes
+        raise ValueError("words that are not ASCII")
+    return read_json(words), safetensors_numpy.load(blob)
+
+
+def read_json(text: str) -> Any:
+    """JSON whose values take no more than a small multiple of its length. ValueError where it is none or no such.
+
+    An empty list takes 64 bytes, so that there may be one for every 16 characters.
+    """
+    if _has_many_lists(text) and _has_many_lists(_TEXTS.sub("", text), len(text)):
+        raise ValueError("words of lists in lists")
+    return json.loads(text)
+
+
+_TEXTS = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"')
+_LIST_BYTES, _FEW_BYTES = 16, 1024
+
+
+def _has_many_lists(text: str, length: int = 0) -> bool:
+    return (text.count("[") + text.count("{")) * _LIST_BYTES > max(length, len(text)) + _FEW_BYTES
+
+
+def is_table(blob: bytes) -> bool:
+    """Whether a blob, or a frame, lists layers, by how it begins."""
+    return _TABLE_BEGIN in blob[:80]
+
+
+_TABLE_BEGIN = rb"{\"kind\": \"layers\""
 
 
 def is_record(blob: bytes) -> bool:
@@ -230,9 +327,42 @@ def read_words(blob: bytes) -> dict[str, Any]:
     try:
         words, arrays = _unpack(blob)
         _check_types(words)
-        if words["kind"] == "record":
-            scalars = dict(zip(words["scalars"], arrays["scalars"].tolist(), strict=True))
-            return {**words, "scalars": scalars}
-        return dict(words)
+        return {**words, "scalars": _scalars(words, arrays)} if words["kind"] == "record" else dict(words)
     except (KeyError, TypeError, IndexError, AttributeError, RecursionError, SafetensorError) as error:
         raise ValueError(f"not an entry of a journal: {error!r}") from error
+
+
+def _scalars(words: Mapping[str, Any], arrays: Arrays) -> dict[str, float]:
+    values = arrays["scalars"]
+    if values.dtype != _FLOAT or values.ndim != 1:
+        raise ValueError("scalars of the wrong kind")
+    return dict(zip(_names(words["scalars"]), values.tolist(), strict=True))
+
+
+# What is said of the end where there is no room for it ----------------------------------------------------------------
+
+RESERVE = "reserve"  # a kind of entry: room for an ending, taken when a journal is created
+_RESERVED = 1000  # bytes of its blob; a multiple of HEADER_LENGTH
+
+
+def pack_reserve(problem: Problem | None = None, ending: Ending | None = None) -> bytes:
+    """As long whatever it says; what does not fit is left out, the problem first, then the name of the error."""
+    for told, end in ((problem, ending), (None, ending), (None, ending and replace(ending, error=""))):
+        said = {"problem": asdict(told) if told else None, "ending": asdict(end) if end else None}
+        words = {"kind": RESERVE, **said, "padding": ""}
+        if (missing := _RESERVED - len(_pack(words, {}))) >= 0:
+            return _pack({**words, "padding": "-" * missing}, {})
+    raise ValueError("an ending that fits nowhere")
+
+
+def unpack_reserve(blob: bytes) -> list[Problem | Ending]:
+    """What was said in it: nothing where the end was written like any other entry."""
+    try:
+        words = read_words(blob)
+        kinds = {"problem": Problem, "ending": Ending} if words["kind"] == RESERVE else {}
+        found = [(kind, words[name]) for name, kind in kinds.items() if words[name] is not None]
+        for _, fields in found:
+            _check_types(fields)
+        return [kind(**fields) for kind, fields in found]
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"not what is reserved for an ending: {error!r}") from error

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from holter.damage import told_of
 from holter.diagnosis.doctor import Doctor
 from holter.diagnosis.finding import Finding, from_problem
 from holter.history import History
@@ -177,7 +178,7 @@ class Pulse:
         """`now` in seconds since 1970."""
         state = self._tail.state(now) if all_is_read else "reading"
         ending = self._tail.ending
-        problems = tuple(map(from_problem, self._problems.values()))
+        problems = tuple(map(from_problem, (*self._problems.values(), *self._tail.damage.problems)))
         recent = History(self._recent)
         until = now if state == "running" else self._last_time
         return Vitals(
@@ -218,9 +219,9 @@ class Pulse:
             yield self._failed
         if self._more_problems:
             yield f"{more(self._more_problems, 'problem')} of Holter's own: `holter diagnose` lists them all."
-        torn = self._tail.bytes_torn
-        if torn and state not in ("running", "reading"):
-            yield f"{torn:,} bytes of its journals, from a torn or damaged place on, cannot be read."
+        damage, is_growing = self._tail.damage, state in ("running", "reading")
+        if told := told_of(damage, damage.unreadable_bytes if is_growing else self._tail.bytes_torn):
+            yield told
         ending = self._tail.ending
         dropped = max(self._newest.get("dropped", 0.0), ending.dropped if ending is not None else 0)
         if dropped > 0:

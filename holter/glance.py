@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from holter.codec import read_words
-from holter.journal import read_backwards
+from holter.journal import read_backwards, reserved_ending
 from holter.run import STALE_SECONDS, Run, list_runs
 
 _ENTRIES = 64  # how far back a loss is looked for
@@ -82,6 +82,8 @@ def _state(last: Mapping[str, Any], journal: Path) -> str:
     """As `Run.state` says it: an ending is the last entry of its journal."""
     if last["kind"] == "ending":
         return str(last["state"])
+    if (ending := reserved_ending(journal)) is not None:
+        return ending.state
     return "running" if time.time() - journal.stat().st_mtime < STALE_SECONDS else "crashed"
 
 

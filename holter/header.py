@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 from rich.console import RenderableType
 from rich.table import Table
@@ -174,8 +175,8 @@ def _memory_line(scalars: Scalars) -> Text:
 def _record(summary: Summary) -> Iterator[tuple[str, Text]]:
     line = Text(f"{summary.records:,} steps")
     line.append(f", {summary.dropped:,} records dropped", "bold red" if summary.dropped else "")
-    unreadable = summary.unreadable_bytes
-    yield "recorded", line.append(f", {unreadable:,} bytes unreadable", "bold red" if unreadable else "")
+    damage = replace(summary.damage, unreadable_bytes=summary.unreadable_bytes)
+    yield "recorded", line.append(f", {damage.words or '0 bytes unreadable'}", "bold red" if damage else "")
     if summary.scalars.monitor_cost is not None:
         cost, seconds = summary.scalars.monitor_cost, summary.scalars.seconds
         line = Text(f"{share(cost)} of the time")

@@ -1,35 +1,40 @@
-"""The journal: an append-only file of entries, readable whatever happened to it.
+"""The journal: an append-only file of entries, of which everything that is whole can be read whatever happened to it.
 
-A header, then frames: length, CRC32 of length and blob, blob, and the length again, so that the file can be read
-from its end too. An entry is one write() whose result is checked, with no buffer of our own, so a killed process
-loses nothing that was written. A reader takes the longest valid prefix, needs no lock, and goes on when the file
-grows.
+An entry is one write() whose result is checked, with no buffer of our own, so a killed process loses nothing that was
+written. Its frames are numbered: a reader goes on behind what is damaged, puts back in order what was moved, and tells
+what is missing or stands twice. It needs no lock, and goes on when the file grows. The first frame is room for an
+ending, to be written in its place where a full disk takes nothing more.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
+import math
 import os
-import struct
-import zlib
+import secrets
+from array import array
+from collections import deque
 from collections.abc import Iterator
+from operator import attrgetter
 from pathlib import Path
 from typing import BinaryIO
 
-from holter.codec import HEADER_LENGTH, SIGN, Decoder, Encoder
-from holter.record import FORMAT, Ending, Entry
-
-_HEADER = struct.Struct("<6sH")
-_LENGTH = struct.Struct("<I")
-BEGIN, LENGTH = _HEADER.size, _LENGTH.size  # where the first frame begins; bytes of a length
-HEAD = 2 * LENGTH  # length and checksum
-AROUND = 3 * LENGTH  # what a frame has besides its blob
-_MAGIC = b"HOLTER"
-_READ_AT_ONCE = 1 << 20
-_SIGN_AT = HEAD + HEADER_LENGTH  # in a frame
-# Bytes in which the beginning of a frame is looked for: at first, and at most.
-_LOOK_BACK, _FARTHEST_BACK = 64 << 10, 64 << 20
+from holter.codec import Decoder, Encoder, UnknownLayers, is_table, pack_reserve, unpack_reserve
+from holter.damage import Damage, judge
+from holter.frames import (
+    BEGIN,
+    HEAD,
+    Frame,
+    file_number,
+    frames_before,
+    frames_from,
+    read_frame,
+    write_frame,
+    write_header,
+)
+from holter.record import Ending, Entry, Problem
 
 
 class Journal:
@@ -40,10 +45,11 @@ class Journal:
         self.path = path
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
         self._file = os.open(path, flags, 0o644)
-        self._end = 0
+        self._end, self._count = 0, 1  # bytes, and frames
+        self._number = secrets.randbits(32)
         self._encoder = Encoder()
         try:
-            self._write(_HEADER.pack(_MAGIC, FORMAT))
+            self._write(write_header(self._number) + write_frame(pack_reserve(), self._number, 0))
         except OSError:
             os.close(self._file)
             path.unlink(missing_ok=True)
@@ -51,8 +57,21 @@ class Journal:
 
     def append(self, entry: Entry) -> None:
         encoder = self._encoder.copy()  # a table counts as written only when the write went through
-        self._write(b"".join(_frame(blob) for blob in encoder.encode(entry)))
-        self._encoder = encoder
+        blobs = encoder.encode(entry)
+        self._write(b"".join(write_frame(blob, self._number, self._count + at) for at, blob in enumerate(blobs)))
+        self._encoder, self._count = encoder, self._count + len(blobs)
+
+    def end_in_place(self, problem: Problem | None, ending: Ending) -> None:
+        """Writes an ending over the room that was reserved for it: a full disk lets that through."""
+        blob = write_frame(pack_reserve(problem, ending), self._number, 0)
+        file = os.open(self.path, os.O_WRONLY | os.O_CLOEXEC)  # what is opened to append writes at the end alone
+        try:
+            if not os.path.sameopenfile(file, self._file):  # deleted, and another one made
+                raise FileNotFoundError(errno.ENOENT, "the journal was replaced", str(self.path))
+            if os.pwrite(file, blob, BEGIN) != len(blob):
+                raise OSError(errno.ENOSPC, "only a part was written", str(self.path))
+        finally:
+            os.close(file)
 
     def touch(self) -> None:
         """A sign of life: readers tell a crashed run by a file that nobody touches any more."""
@@ -82,94 +101,144 @@ class Journal:
             os.ftruncate(self._file, self._end)
 
 
-def _frame(blob: bytes) -> bytes:
-    return _head(blob) + blob + _LENGTH.pack(len(blob))
-
-
-def _head(blob: bytes) -> bytes:
-    length = _LENGTH.pack(len(blob))
-    return length + _LENGTH.pack(zlib.crc32(blob, zlib.crc32(length)))
-
-
 class JournalReader:
-    """Reads a journal from its start and, called again, what was appended since."""
+    """Reads a journal from its start and, called again, what was appended since.
+
+    Entries come in the order in which they were written, each once. A torn end is waited for: it may be an entry that
+    is still being written.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.unreadable_bytes = 0  # after the last whole entry: a torn tail, or one still being written
         self.starts = 0  # how often it was read from its start: again where the file was replaced or cut
         self._start_over()
 
     def _start_over(self) -> None:
         self.starts += 1
-        self._offset = 0  # where the last entry that was read ends
+        self.damage = Damage()  # what is known of it; a torn end is not among it
+        self._size = 0  # of the file, as it was last seen
+        self._offset, self._expected = 0, 0  # where the last entry that was read ends, and the number after it
         self._last = 0, b""  # where its frame begins, and with which head: the checksum tells another file
+        self._survey: deque[int] = deque()  # places of frames that are still to be read, where they are not in order
+        self._torn: object = None  # the file and the place in it behind which nothing whole was found
+        self._number: int | None = None  # of the file
+        self._reserve: int | None = None  # where room for an ending is
+        self._ending: list[Problem | Ending] = []  # what was said there
+        self._has_all_tables = False  # they were looked for in all of the file
         self._decoder = Decoder()
 
+    @property
+    def unreadable_bytes(self) -> int:
+        """Damaged ones, and what comes after the last whole entry: a torn end, or one still being written."""
+        return self.damage.unreadable_bytes + max(0, self._size - self._offset)
+
     def read(self) -> Iterator[Entry]:
-        """Entries not read yet, up to the first bad frame. A file that was replaced or cut is read from its start."""
-        with self.path.open("rb", buffering=_READ_AT_ONCE) as file:
-            size = os.fstat(file.fileno()).st_size
-            if not self._goes_on(file, size):
+        """Entries not read yet. A file that was replaced or cut is read from its start."""
+        with self.path.open("rb", buffering=0) as file:
+            found = os.fstat(file.fileno())
+            if not self._goes_on(file, found.st_size):
                 self._start_over()
-            self.unreadable_bytes = size
-            if self._offset == 0 and not has_header(file, self.path):
-                return
-            place = self._offset or BEGIN
-            self.unreadable_bytes = size - place
-            file.seek(place)
-            for head, blob in _frames(file, size):
-                try:
-                    entry = self._decoder.decode(blob)
-                except ValueError:
-                    return
-                begin, place = place, place + AROUND + len(blob)
-                if entry is not None:  # a table is read again until its record is there: both are one write
-                    self._offset, self._last = place, (begin, head)
-                    self.unreadable_bytes = size - place
-                    yield entry
+            self._size = found.st_size
+            if not self._expected:
+                self._number = file_number(file, self.path)
+                self._offset = BEGIN if self._number is not None else 0
+            yield from self._read_on(file, (found.st_size, found.st_mtime_ns))
+            yield from self._read_reserve(file)
 
     def _goes_on(self, file: BinaryIO, size: int) -> bool:
         """Whether this is still the file that was read before, or one that begins like it."""
         begin, head = self._last
-        file.seek(begin)
-        return size >= self._offset and file.read(len(head)) == head
+        return size >= self._offset and os.pread(file.fileno(), len(head), begin) == head
+
+    def _read_on(self, file: BinaryIO, state: tuple[int, int]) -> Iterator[Entry]:
+        place, expected = self._offset, self._expected
+        while True:
+            while self._survey:
+                frame = read_frame(file, self._survey.popleft(), self._size)
+                if frame is not None and (entry := self._decoded(file, frame)) is not None:
+                    yield entry
+            frame = read_frame(file, place, self._size)
+            if frame is None or (frame.file, frame.number) != (self._number, expected):
+                if self._torn == (state, place) or not self._look_ahead(file, place, expected):
+                    self._torn = state, place
+                    return
+                place, expected = self._offset, self._expected
+                continue
+            entry = self._decoded(file, frame)
+            place, expected = frame.end, expected + 1
+            if entry is not None or not frame.number:  # a table is read again until its record is there: one write
+                self._read_until(file, frame, expected)
+            if entry is not None:
+                yield entry
+
+    def _read_until(self, file: BinaryIO, last: Frame, expected: int) -> None:
+        self._offset, self._expected = last.end, expected
+        self._last = last.place, os.pread(file.fileno(), HEAD, last.place)
+
+    def _look_ahead(self, file: BinaryIO, place: int, expected: int) -> bool:
+        """Finds all whole frames behind a place where the next one is not, and says whether there are any."""
+        places, numbers, after_damage = array("q"), array("q"), array("b")
+        foreign = lost = is_behind = 0
+        last: Frame | None = None
+        for frame in frames_from(file, place, self._size):
+            last, between = frame, frame.place - place
+            lost, is_behind, place = lost + between, is_behind or between > 0, frame.end
+            if self._number is None:
+                self._number = frame.file
+            if frame.file != self._number:
+                foreign += 1
+                continue
+            places.append(frame.place)
+            numbers.append(frame.number)
+            after_damage.append(is_behind)
+            is_behind = 0
+        if last is None:
+            return False
+        chosen, damage = judge(numbers, after_damage, expected)
+        self.damage += damage + Damage(foreign=foreign, unreadable_bytes=lost)
+        self._survey.extend(places[at] for at in chosen.tolist())
+        self._read_until(file, last, max((expected, *(numbers[at] + 1 for at in chosen[-1:].tolist()))))
+        return True
+
+    def _decoded(self, file: BinaryIO, frame: Frame) -> Entry | None:
+        if not frame.number:
+            self._reserve = frame.place
+        try:
+            return self._decoder.decode(frame.blob)
+        except UnknownLayers:
+            self._find_tables(file)
+            return self._decoder.decode(frame.blob, partly=True)
+        except ValueError:  # whole, and yet no entry
+            self.damage += Damage(damaged=1, unreadable_bytes=frame.end - frame.place)
+            return None
+
+    def _find_tables(self, file: BinaryIO) -> None:
+        """Tables are repeated: where one was lost, another says the same."""
+        if self._has_all_tables:
+            return
+        self._has_all_tables = True
+        for frame in frames_from(file, BEGIN, self._size):
+            if is_table(frame.blob):
+                with contextlib.suppress(ValueError):
+                    self._decoder.decode(frame.blob)
+
+    def _read_reserve(self, file: BinaryIO) -> Iterator[Entry]:
+        """What was said in the room for an ending, since it was last looked at."""
+        frame = read_frame(file, self._reserve, self._size) if self._reserve is not None else None
+        said = _said_in(frame)
+        if said and said != self._ending:
+            self._ending = said
+            yield from said
 
 
-def has_header(file: BinaryIO, path: Path) -> bool:
-    file.seek(0)
-    header = file.read(BEGIN)
-    if len(header) < BEGIN:  # being created just now, or cut off
-        return False
-    magic, version = _HEADER.unpack(header)
-    if magic != _MAGIC:
-        return False
-    if version > FORMAT:
-        raise ValueError(
-            f"{path} was written in journal format {version}, this Holter reads up to {FORMAT}: "
-            "upgrade it with `pip install -U holter`"
-        )
-    return True
+def _said_in(reserve: Frame | None) -> list[Problem | Ending]:
+    try:
+        return unpack_reserve(reserve.blob) if reserve is not None else []
+    except ValueError:
+        return []
 
 
-def _frames(file: BinaryIO, end: int) -> Iterator[tuple[bytes, bytes]]:
-    """Heads and blobs of the whole, intact frames from here to the end, up to the first that is neither."""
-    while frame := read_frame(file, end):
-        yield frame
-
-
-def read_frame(file: BinaryIO, end: int) -> tuple[bytes, bytes] | None:
-    """Head and blob of the frame that begins here; None where no whole one does before the end."""
-    head = file.read(HEAD)
-    length = _number(head[:LENGTH])
-    if len(head) < HEAD or file.tell() + length + LENGTH > end:  # a damaged length must not be read for ever
-        return None
-    blob, length_again = file.read(length), file.read(LENGTH)
-    return (head, blob) if head == _head(blob) and head.startswith(length_again) else None
-
-
-def _number(length: bytes) -> int:
-    return int.from_bytes(length, "little")
+_JUMBLED = 4  # frames at the end of a journal that are put in order
 
 
 def read_backwards(path: Path) -> Iterator[bytes]:
@@ -177,76 +246,20 @@ def read_backwards(path: Path) -> Iterator[bytes]:
 
     Where nothing whole ends with the file, because it was torn, the last whole frame is looked for.
     """
-    with path.open("rb") as file:
-        if not has_header(file, path):
-            return
-        end = os.fstat(file.fileno()).st_size
-        if not _blob_before(file, end):
-            end = _whole_until(file, end)
-        while blob := _blob_before(file, end):
-            yield blob
-            end -= AROUND + len(blob)
+    with path.open("rb", buffering=0) as file:
+        number = file_number(file, path)
+        frames = frames_before(file, os.fstat(file.fileno()).st_size)
+        own = (frame for frame in frames if number is None or frame.file == number)
+        last = sorted(itertools.islice(own, _JUMBLED), key=attrgetter("number"), reverse=True)
+        before = math.inf
+        for frame in itertools.chain(last, own):
+            if frame.number < before:
+                before = frame.number
+                yield frame.blob
 
 
-def _whole_until(file: BinaryIO, end: int) -> int:
-    """Where the last whole frame before the end of a torn file ends."""
-    place = end
-    while (found := frame_before(file, place, end)) is not None:
-        file.seek(found)
-        if read_frame(file, end):
-            return file.tell()
-        place = found - 1
-    file.seek(BEGIN)  # nothing near: damage without end
-    return BEGIN + sum(AROUND + len(blob) for _, blob in _frames(file, end))
-
-
-def frame_before(file: BinaryIO, place: int, end: int, lowest: int = BEGIN) -> int | None:
-    """Where the last frame begins that begins here or before, wherever in the file this is; None where none does that
-    is near and not below the lowest place.
-
-    Found by how every blob begins, so that nobody has to come along from the start. Its checksum is not looked at.
-    """
-    lowest = max(lowest, place - _FARTHEST_BACK) + _SIGN_AT
-    after, much = place + _SIGN_AT + 1, _LOOK_BACK  # it begins before that
-    while after > lowest:
-        first = max(lowest, after - much)
-        file.seek(first)
-        seen = file.read(after - first + len(SIGN) - 1)
-        at = len(seen)
-        while (at := seen.rfind(SIGN, 0, at)) >= 0:
-            if is_framed(file, first + at - _SIGN_AT, end):
-                return first + at - _SIGN_AT
-            at += len(SIGN) - 1  # where one that begins before that ends at the latest
-        after, much = first, min(2 * much, 1 << 22)
-    return None
-
-
-def is_framed(file: BinaryIO, place: int, end: int) -> bool:
-    """Whether a length stands here, and again where it says. No blob is empty, but a disk may leave zeros behind."""
-    file.seek(place)
-    length = file.read(LENGTH)
-    after = place + HEAD + _number(length)
-    file.seek(after)
-    return place + HEAD < after <= end - LENGTH and file.read(LENGTH) == length
-
-
-def last_ending(path: Path) -> Ending | None:
-    """How a run ended, by the last frame of its journal: it stands there too where damage hides what comes before."""
-    with path.open("rb") as file:
-        blob = _blob_before(file, os.fstat(file.fileno()).st_size) if has_header(file, path) else b""
-    try:
-        entry = Decoder().decode(blob) if blob else None
-    except ValueError:
-        return None
-    return entry if isinstance(entry, Ending) else None
-
-
-def _blob_before(file: BinaryIO, end: int) -> bytes:
-    """The blob of the frame that ends here; empty where none does."""
-    file.seek(max(0, end - LENGTH))
-    place = end - AROUND - _number(file.read(LENGTH))
-    if place < BEGIN:
-        return b""
-    file.seek(place)
-    frame = read_frame(file, end)
-    return frame[1] if frame else b""
+def reserved_ending(path: Path) -> Ending | None:
+    """How a run ended, where a full disk had no room to append that."""
+    with path.open("rb", buffering=0) as file:
+        frame = read_frame(file, BEGIN, os.fstat(file.fileno()).st_size)
+    return next((said for said in _said_in(frame) if isinstance(said, Ending)), None)

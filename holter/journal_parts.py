@@ -18,11 +18,23 @@ from operator import attrgetter
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from holter.codec import HEADER_LENGTH, Decoder, read_words
-from holter.journal import AROUND, BEGIN, HEAD, LENGTH, frame_before, has_header, is_framed, read_frame
+from holter.codec import HEADER_LENGTH, Decoder, is_table, read_words
+from holter.frames import (
+    AROUND,
+    BEGIN,
+    HEAD,
+    LENGTH,
+    file_number,
+    frame_before,
+    framed_from,
+    is_framed,
+    length_of,
+    number_of,
+    read_frame,
+)
 from holter.record import EXECUTION_ORDER, Entry, Record
 
-_KIND_WITHIN = 64  # bytes of an entry in which its kind stands
+_KIND_WITHIN = 72  # bytes of an entry in which its kind stands
 _WORDS_WITHIN = 1024  # and all words of most entries
 _LAST_ONES = 8
 _AT_ONCE = 384 << 20  # bytes that are decoded in about a second
@@ -34,38 +46,37 @@ _RECORD = re.compile(
     rb'\{\\"kind\\": \\"record\\", \\"step\\": (-?\d+), \\"time\\": [^,]+, '
     rb'\\"segment\\": (-?\d+), \\"late\\": (true|false),'
 )
-_TABLE = re.compile(rb'\\"layers\\": (\d+)')  # a record's reference to one
+_TABLE = re.compile(rb'\\"(?:layers|number)\\": (\d{1,18})')  # a record's reference to one, and its own number
 
 
 def read_sample(path: Path, most: int) -> Iterator[Entry]:
     """Some entries from all over a long journal, in their order: of so many stretches the largest, which says most, and
     the one after it, which may hold what was logged late of the same step; and the last ones."""
     with path.open("rb") as file:
-        if not has_header(file, path):
-            return
+        file_number(file, path)
         end = os.fstat(file.fileno()).st_size
-        yield from _decoded(file, end, _sampled(file, end, most))
+        tables, places = _sampled(file, end, most)
+        yield from _decoded(file, end, tables, places)
 
 
-def _sampled(file: BinaryIO, end: int, most: int) -> list[int]:
-    """Where the frames of a sample begin, and the tables that they need.
+def _sampled(file: BinaryIO, end: int, most: int) -> tuple[list[int], list[int]]:
+    """Where the tables begin that a sample needs, and its frames.
 
     To walk along all of a long journal is to read it: systems read ahead. So only its beginning is walked along, where
     the tables are, and of the rest some frames are found from places that are spread over it.
     """
-    walk = _walk(file.fileno(), end, HEAD + _KIND_WITHIN)
+    walk = _walk(file, end, HEAD + _KIND_WITHIN)
     tables, places = _sorted_out(itertools.islice(walk, _WALKED))
-    walked = _end_of(file, tables, places)
+    walked = _end_of(file, [*tables, *places])
     if walked >= end:
-        return sorted({*tables, *_telling(places, most), *places[-_LAST_ONES:]})
+        return tables, sorted({*_telling(places, most), *places[-_LAST_ONES:]})
     of_beginning = max(1, most * walked // end)
     picked = _picked(file, walked, end, most - of_beginning)
-    if _tables_needed(file, picked) <= len(tables):
-        return sorted({*tables, *_telling(places, of_beginning), *picked})
+    if _tables_needed(file, picked) <= _tables_needed(file, tables):
+        return tables, sorted({*_telling(places, of_beginning), *picked})
     more_tables, more_places = _sorted_out(walk)  # there are tables farther on
-    walked, places = _end_of(file, more_tables, more_places, walked), [*places, *more_places]
-    behind_damage = (place for place in picked if place >= walked)
-    return sorted({*tables, *more_tables, *_telling(places, most), *places[-_LAST_ONES:], *behind_damage})
+    tables, places = [*tables, *more_tables], [*places, *more_places]
+    return tables, sorted({*_telling(places, most), *places[-_LAST_ONES:], *picked})
 
 
 def _sorted_out(frames: Iterable[tuple[int, bytes]]) -> tuple[list[int], list[int]]:
@@ -73,14 +84,14 @@ def _sorted_out(frames: Iterable[tuple[int, bytes]]) -> tuple[list[int], list[in
     tables: list[int] = []
     places: list[int] = []
     for place, begin in frames:
-        (tables if b"layers" in begin else places).append(place)
+        (tables if is_table(begin) else places).append(place)
     return tables, places
 
 
-def _end_of(file: BinaryIO, tables: list[int], places: list[int], otherwise: int = BEGIN) -> int:
+def _end_of(file: BinaryIO, places: list[int]) -> int:
     """Where the last of these frames ends."""
-    last = max((*tables[-1:], *places[-1:]), default=None)
-    return otherwise if last is None else last + AROUND + _length(os.pread(file.fileno(), LENGTH, last))
+    last = max(places, default=None)
+    return BEGIN if last is None else last + AROUND + length_of(os.pread(file.fileno(), LENGTH, last))
 
 
 def _picked(file: BinaryIO, begin: int, end: int, most: int) -> set[int]:
@@ -102,20 +113,25 @@ def _picked(file: BinaryIO, begin: int, end: int, most: int) -> set[int]:
 def _largest_from(file: BinaryIO, place: int, end: int) -> list[int]:
     """Of the frames that begin here or soon after the largest, and the one after it."""
     seen = os.pread(file.fileno(), _STRETCH, place)
-    sizes = {0: AROUND + _length(seen)}
+    sizes = {0: AROUND + length_of(seen)}
     begin, after = 0, sizes[0]
     while after <= len(seen) - LENGTH and seen[after - LENGTH : after] == seen[begin : begin + LENGTH]:
-        begin, after = after, after + AROUND + _length(seen[after : after + LENGTH])
+        begin, after = after, after + AROUND + length_of(seen[after : after + LENGTH])
         sizes[begin] = after - begin
     if not is_framed(file, place + begin, end):
         del sizes[begin]
     largest = max(sizes, key=sizes.__getitem__, default=0)
     following = place + largest + sizes.get(largest, 0)
-    return [place + largest, following] if is_framed(file, following, end) else [place + largest]
+    while is_framed(file, following, end):
+        head = os.pread(file.fileno(), HEAD + _KIND_WITHIN, following)
+        if not is_table(head):
+            return [place + largest, following]
+        following += AROUND + length_of(head)
+    return [place + largest]
 
 
 def _tables_needed(file: BinaryIO, places: Iterable[int]) -> int:
-    """By these entries: tables are numbered as they come."""
+    """By these entries, or listed by these tables: they are numbered as they come."""
     begins = ((place, os.pread(file.fileno(), _WORDS_WITHIN, place)) for place in places)
     found = (_TABLE.findall(_words(file.fileno(), place, begin)) for place, begin in begins)
     return 1 + max((int(number) for numbers in found for number in numbers), default=-1)
@@ -154,6 +170,7 @@ class _Frame(NamedTuple):
     """A record, seen from outside."""
 
     journal: Path
+    number: int
     place: int
     size: int
     step: int
@@ -179,11 +196,10 @@ def _look(path: Path, role: str, first: int, last: int) -> _Looked:
     looked = _Looked(path)
     of_role, of_depth = _as_written(f'"role": {json.dumps(role)}'), _as_written(f'"{EXECUTION_ORDER}": ')
     with path.open("rb") as file:
-        if not has_header(file, path):
-            return looked
+        file_number(file, path)
         end = os.fstat(file.fileno()).st_size
-        for place, begin in _walk(file.fileno(), end, _WORDS_WITHIN):
-            if b"layers" in begin[: HEAD + _KIND_WITHIN]:
+        for place, begin in _walk(file, end, _WORDS_WITHIN):
+            if is_table(begin):
                 looked.tables.append(place)
             elif (seen := _RECORD.search(begin, HEAD, HEAD + 4 * _KIND_WITHIN)) is not None:
                 step, segment = int(seen[1]), int(seen[2])
@@ -193,9 +209,17 @@ def _look(path: Path, role: str, first: int, last: int) -> _Looked:
                 if of_depth in words:
                     looked.noted = place
                 if first <= step <= last:
-                    size, late = _length(begin), seen[3] == b"true"
-                    looked.frames.append(_Frame(path, place, size, step, segment, late, of_role in words))
+                    size, late, number = length_of(begin), seen[3] == b"true", number_of(begin)
+                    looked.frames.append(_Frame(path, number, place, size, step, segment, late, of_role in words))
+    looked.frames = _in_order(looked.frames)
     return looked
+
+
+def _in_order(frames: list[_Frame]) -> list[_Frame]:
+    """As they were written, each once."""
+    if all(one.number < after.number for one, after in itertools.pairwise(frames)):
+        return frames
+    return sorted({frame.number: frame for frame in reversed(frames)}.values(), key=attrgetter("number"))
 
 
 def _survivors(looked: Sequence[_Looked]) -> list[_Frame]:
@@ -225,17 +249,16 @@ def _records(looked: _Looked, places: list[int]) -> Iterator[Record]:
         return
     with looked.path.open("rb") as file:
         end = os.fstat(file.fileno()).st_size
-        needed = (table for table in looked.tables if table < places[-1])
-        for entry in _decoded(file, end, sorted((*needed, *places))):
+        for entry in _decoded(file, end, looked.tables, places):
             if isinstance(entry, Record):
                 yield entry
 
 
 def _depth_in(looked: _Looked) -> str | None:
     with looked.path.open("rb") as file:
-        blob = _blob(file, looked.noted or BEGIN, os.fstat(file.fileno()).st_size)
+        frame = read_frame(file, looked.noted or BEGIN, os.fstat(file.fileno()).st_size)
     try:
-        found = read_words(blob)["notes"].get(EXECUTION_ORDER) if blob is not None else None
+        found = read_words(frame.blob)["notes"].get(EXECUTION_ORDER) if frame is not None else None
     except (ValueError, KeyError, AttributeError):
         return None
     return found if isinstance(found, str) else None
@@ -249,25 +272,14 @@ def _as_written(words: str) -> bytes:
 def _words(file: int, place: int, begin: bytes) -> bytes:
     """The beginning of a frame up to where its numbers come."""
     whole = HEAD + HEADER_LENGTH + int.from_bytes(begin[HEAD : HEAD + HEADER_LENGTH], "little")
-    return begin[:whole] if whole <= len(begin) else os.pread(file, min(whole, AROUND + _length(begin)), place)
+    return begin[:whole] if whole <= len(begin) else os.pread(file, min(whole, AROUND + length_of(begin)), place)
 
 
-def _walk(file: int, end: int, much: int) -> Iterator[tuple[int, bytes]]:
-    """Where frames begin, and so many bytes from there on. Nothing is checked but the lengths, and nothing else is
-    read: mapped into memory, a long journal would count as ours."""
-    place = BEGIN
-    while place + AROUND <= end:
-        begin = os.pread(file, much, place)
-        after = place + AROUND + _length(begin)
-        if after > end or after == place + AROUND:  # no blob is empty, but a disk may leave zeros behind
-            break
-        yield place, begin
-        place = after
-
-
-def _length(begin: bytes) -> int:
-    """Of the blob in a frame."""
-    return int.from_bytes(begin[:LENGTH], "little")
+def _walk(file: BinaryIO, end: int, much: int) -> Iterator[tuple[int, bytes]]:
+    """Where frames begin, and so many bytes from there on. Where there is damage, behind it. Of what is whole nothing
+    is checked but the lengths, and nothing else is read: mapped into memory, a long journal would count as ours."""
+    for place in framed_from(file, BEGIN, end):
+        yield place, os.pread(file.fileno(), much, place)
 
 
 def _telling(places: list[int], most: int) -> list[int]:
@@ -281,19 +293,13 @@ def _telling(places: list[int], most: int) -> list[int]:
     return [places[index] for index in sorted(chosen)]
 
 
-def _decoded(file: BinaryIO, end: int, places: list[int]) -> Iterator[Entry]:
+def _decoded(file: BinaryIO, end: int, tables: Iterable[int], places: Iterable[int]) -> Iterator[Entry]:
     decoder = Decoder()
-    for place in places:
+    for place in itertools.chain(tables, places):
         try:
-            blob = _blob(file, place, end)
-            entry = decoder.decode(blob) if blob is not None else None
+            frame = read_frame(file, place, end)
+            entry = decoder.decode(frame.blob) if frame is not None else None
         except ValueError:
             continue
         if entry is not None:
             yield entry
-
-
-def _blob(file: BinaryIO, place: int, end: int) -> bytes | None:
-    file.seek(place)
-    frame = read_frame(file, end)
-    return frame[1] if frame else None

@@ -20,7 +20,7 @@ from holter.statistics.rows import Rows
 
 Floats = npt.NDArray[np.float64]
 
-FORMAT = 1  # of the journal's entries; raised when an older reader would misread a newer one
+FORMAT = 2  # of the journal's entries; raised when an older reader would misread a newer one
 EXECUTION_ORDER = "execution_order"  # a note: modules and parameters as they first ran, a list in JSON
 ACTIVATION_DTYPES = "activation_dtypes"  # a note: dtype -> the layers whose output has it, in JSON; at each change
 

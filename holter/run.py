@@ -24,16 +24,17 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from holter.codec import is_record
+from holter.codec import is_record, read_json
+from holter.damage import Damage
 from holter.diagnosis.finding import Finding, from_problem
 from holter.history import History
-from holter.journal import JournalReader, last_ending, read_backwards
+from holter.journal import JournalReader, read_backwards
 from holter.record import FORMAT, Ending, Problem, Record
 
 STALE_SECONDS = 30.0  # a live run touches its journal every few seconds
 _FAR_FUTURE = 1e11  # seconds since 1970; what lies beyond is damage
 _INFO = "run.json"
-_MOST_INFO = 256 << 20  # bytes; that of 10,000 layers has two million
+_MOST_INFO = 32 << 20  # bytes; that of 10,000 layers has two million
 _JOURNAL = re.compile(r"rank-(\d+)(?:\.(\d+))?\.journal")
 _WORDS = (
     *("heron", "otter", "maple", "cedar", "comet", "amber", "delta", "ember", "falcon", "garnet", "harbor"),
@@ -81,7 +82,7 @@ def _read_info(path: Path) -> Mapping[str, Any]:
             found = os.fstat(file)
             if not stat.S_ISREG(found.st_mode) or found.st_size > _MOST_INFO:
                 return {}
-            info = json.loads(os.read(file, found.st_size).decode())
+            info = read_json(os.read(file, found.st_size).decode())
         finally:
             os.close(file)
     except (OSError, ValueError, RecursionError):
@@ -273,12 +274,12 @@ class Run:
     @property
     def findings(self) -> tuple[Finding, ...]:
         """What is wrong with the training (of a resumed one with the line that survived), and what failed of Holter's
-        own."""
+        own or was damaged since."""
         from holter.diagnosis.doctor import diagnose  # to list a thousand runs it is not needed
 
         return (
             *diagnose(self.history.latest().records, self.info),
-            *(from_problem(problem) for problem in self.problems),
+            *(from_problem(problem) for problem in (*self.problems, *self.damage.problems)),
         )
 
     @property
@@ -297,15 +298,19 @@ class Run:
         self._ensure_read()
         newest = self._newest_journal()
         part = self._parts.get(newest) if newest is not None else None
-        if part is None or part.ending is not None or not part.reader.unreadable_bytes:
-            return part.ending if part is not None else None
-        return last_ending(part.reader.path)
+        return part.ending if part is not None else None
 
     @property
     def unreadable_bytes(self) -> int:
-        """Bytes at the end of journals that no reader can use: torn by a crash, or damaged."""
+        """Bytes of journals that no reader can use: damaged, or at the end, torn by a crash."""
         self._ensure_read()
         return sum(part.reader.unreadable_bytes for part in self._parts.values())
+
+    @property
+    def damage(self) -> Damage:
+        """Frames of the journals that are damaged, missing, repeated or moved. A torn end is not among them."""
+        self._ensure_read()
+        return sum((part.reader.damage for part in self._parts.values()), Damage())
 
     def refresh(self) -> list[Record]:
         """Reads what was appended since the last time and returns the new records."""

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from holter.damage import Damage
 from holter.history import History
 from holter.layer_summary import Role, summarise_roles
 from holter.record import Problem
@@ -36,6 +37,7 @@ class Summary:
     records: int
     dropped: int
     unreadable_bytes: int
+    damage: Damage
     signs: tuple[Sign, ...]
     scalars: Scalars
     problems: tuple[Problem, ...]
@@ -61,6 +63,7 @@ def summarise(run: Run) -> Summary:
         records=len(run.history),
         dropped=max(ending.dropped if ending is not None else 0, _dropped(history)),
         unreadable_bytes=run.unreadable_bytes,
+        damage=run.damage,
         signs=signs_of(history, run.layers),
         scalars=summarise_scalars(history),
         problems=tuple(run.problems),

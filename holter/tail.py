@@ -10,7 +10,8 @@ import math
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
-from holter.journal import JournalReader, last_ending
+from holter.damage import Damage
+from holter.journal import JournalReader
 from holter.record import Ending, Entry, Record
 from holter.run import STALE_SECONDS, Run, is_run
 
@@ -41,9 +42,12 @@ class Tail:
     @property
     def ending(self) -> Ending | None:
         newest = self._newest()
-        if newest is None or newest in self._endings or not self._readers[newest].unreadable_bytes:
-            return self._endings.get(newest) if newest is not None else None
-        return last_ending(newest)
+        return self._endings.get(newest) if newest is not None else None
+
+    @property
+    def damage(self) -> Damage:
+        """As `Run.damage` has it, of what was read so far."""
+        return sum((self._readers[path].damage for path in self._opened), Damage())
 
     @property
     def bytes_torn(self) -> int:

@@ -24,6 +24,7 @@ from torch import nn
 
 import holter
 from holter.cli import main
+from holter.frames import AROUND, BEGIN, HEAD
 from holter.glance import glance
 from holter.journal import Journal, JournalReader, read_backwards
 from holter.record import Ending, LayerRows, Record
@@ -182,7 +183,7 @@ def test_a_glance_reads_only_the_end_of_a_journal(healthy: Path, tmp_path: Path)
     whole = bytearray(journal.read_bytes())
     whole[100 : len(whole) // 2] = bytes(len(whole) // 2 - 100)
     journal.write_bytes(whole)
-    assert newest(journal)[0] == 0, "a whole reading stops at the damage"
+    assert newest(journal) == (steps, loss), "a whole reading goes on behind the damage"
     assert (glance(holter.open_run(journal.parent)).steps, glance(holter.open_run(journal.parent)).loss) == (
         steps,
         loss,
@@ -193,10 +194,10 @@ def test_reading_backwards_gives_every_frame_once(healthy: Path) -> None:
     journal = healthy / "rank-0.journal"
     blobs = list(read_backwards(journal))
     data = journal.read_bytes()
-    place = 8
+    place = BEGIN
     for blob in reversed(blobs):
-        assert data[place + 8 : place + 8 + len(blob)] == blob
-        place += 12 + len(blob)
+        assert data[place + HEAD : place + HEAD + len(blob)] == blob
+        place += AROUND + len(blob)
     assert place == len(data)
 
 
@@ -212,7 +213,8 @@ def test_damage_in_a_journal_is_told_and_does_not_hide_how_the_run_ended(
     run = holter.open_run(tmp_path / "run")
     assert run.unreadable_bytes and run.state == "finished" == glance(run).state
     told = call("diagnose", run.path)
-    assert "from a torn or damaged place on, cannot be read" in told.output and "goes on" not in told.output
+    assert "torn or damaged" in told.output and "bytes unreadable. The rest was read" in told.output
+    assert "goes on" not in told.output
     assert ("no step to examine" in told.output) == (not len(run.history))
     said = parse(call("diagnose", run.path, "--json"))
     assert said["unreadable_bytes"] == run.unreadable_bytes and said["state"] == "finished"
@@ -519,7 +521,7 @@ def places(tmp_path_factory: pytest.TempPathFactory, healthy: Path) -> dict[str,
     (root / "no run").mkdir()
     (root / "file").write_text("x")
     shutil.copytree(healthy, root / "newer")
-    (root / "newer" / "rank-0.journal").write_bytes(b"HOLTER\x02\x00")
+    (root / "newer" / "rank-0.journal").write_bytes(b"HOLTER\x03\x00")
     return {"root": root, "healthy": healthy}
 
 

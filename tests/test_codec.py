@@ -7,7 +7,6 @@ import pickle
 import struct
 import subprocess
 import sys
-import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from safetensors import numpy as safetensors_numpy
 
 from holter import codec as module
 from holter.codec import Decoder, Encoder
+from holter.frames import write_frame
 from holter.history import History
 from holter.journal import Journal
 from holter.record import Ending, Entry, LayerRows, Problem, Record
@@ -241,7 +241,7 @@ def read_everything(entry: Entry | None) -> None:
 def holds_against(words: object, arrays: dict[str, Any]) -> None:
     """A blob is refused with a ValueError, or all of it can be read."""
     decoder = Decoder()
-    decoder.decode(blob_of({"kind": "layers", "number": 0, "layers": ["a", "b"]}, {}))
+    decoder.decode(blob_of({"kind": "layers", "number": 0, "role": "gradient", "layers": ["a", "b"]}, {}))
     try:
         entry = decoder.decode(blob_of(words, arrays))
     except ValueError:
@@ -334,9 +334,8 @@ def test_opening_a_hostile_run_runs_no_code(tmp_path: Path) -> None:
     payload = pickle.dumps(Exploit())
     (tmp_path / "good" / "run.json").write_text("{}")
     (tmp_path / "hostile" / "run.json").write_bytes(payload)
-    checksum = struct.pack("<I", zlib.crc32(payload, zlib.crc32(struct.pack("<I", len(payload)))))
     with (tmp_path / "hostile" / "rank-0.journal").open("ab") as file:
-        file.write(struct.pack("<I", len(payload)) + checksum + payload + struct.pack("<I", len(payload)))
+        file.write(write_frame(payload, journal._number, 9))
     (tmp_path / "hostile" / "rank-0.1.journal").write_bytes(payload)
 
     def audited(*more: str) -> str:

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 from holter.codec import _pack
-from holter.journal import _HEADER, _frame
+from holter.frames import write_frame, write_header
 from tests.dashboards import Served, served, strict, wait_for, write_run
 from tests.hostile_names import hostile_names
 
@@ -318,7 +318,9 @@ def crafted(path: Path, blobs: list[bytes], info: str = "{}") -> None:
     """A run whose frames are whole and whose content is not."""
     path.mkdir()
     (path / "run.json").write_text(info)
-    (path / "rank-0.journal").write_bytes(_HEADER.pack(b"HOLTER", 1) + b"".join(map(_frame, blobs)))
+    (path / "rank-0.journal").write_bytes(
+        write_header(7) + b"".join(write_frame(blob, 7, number) for number, blob in enumerate(blobs))
+    )
 
 
 def entry(**words: object) -> bytes:

@@ -258,7 +258,7 @@ def test_damage_is_told_and_the_rest_is_shown(tmp_path: Path) -> None:
     os.utime(file, (time.time() - 2 * STALE_SECONDS,) * 2)
     text = frame(vitals_of(tmp_path / "r"))
     assert "crashed" in text and "run.json is missing or damaged" in text
-    assert "8 bytes of its journals, from a torn or damaged place on, cannot be read" in text and "step 25" in text
+    assert "Its journals are torn or damaged: 8 bytes unreadable. The rest was read." in text and "step 25" in text
 
 
 def test_a_diagnosis_that_fails_is_told_and_the_rest_goes_on(tmp_path: Path) -> None:

@@ -150,8 +150,8 @@ def _notes(track: Track) -> list[str]:
     run, said = track.reading, []
     if not run.info:
         said.append("its run.json is missing or damaged: nothing is known of its model")
-    if run.unreadable_bytes:
-        said.append(f"{run.unreadable_bytes:,} bytes of its journals, from a torn or damaged place on, cannot be read")
+    if run.damage:
+        said.append(run.damage[0].lower() + run.damage[1:].rstrip("."))
     if not len(track):
         said.append("it has no steps")
         return said

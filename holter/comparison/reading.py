@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from holter.comparison.sheets import ROOM, Sheet
+from holter.damage import told_of
 from holter.diagnosis.doctor import Doctor
 from holter.diagnosis.finding import Finding, from_problem
 from holter.history import names_in
@@ -45,7 +46,7 @@ class Reading:
         self.path, self._room = path, room
         self.info: Mapping[str, Any] = {}
         self.state = "empty"
-        self.unreadable_bytes = 0
+        self.damage = ""  # what could not be read, in a sentence
         self.findings: tuple[Finding, ...] = ()
         self.begin()
 
@@ -121,18 +122,20 @@ def read_run(run: Run | str | os.PathLike[str], room: int = ROOM) -> Reading:
     if isinstance(run, Run):
         reading = Reading(run.path, room)
         reading.info = run.info
-        entries: list[Entry] = [*run.history.latest().records, *run.problems]
+        entries: list[Entry] = [*run.history.latest().records, *run.problems, *run.damage.problems]
         for entry in entries:
             reading.take(entry)
-        reading.state, reading.unreadable_bytes = run.state, run.unreadable_bytes
+        reading.state, reading.damage = run.state, told_of(run.damage, run.unreadable_bytes)
     else:
         reading = Reading(find_run(run), room)
         tail = Tail(reading.path, reading.begin)
         for entry in tail.read():
             reading.info = tail.run.info
             reading.take(entry)
+        for problem in tail.damage.problems:
+            reading.take(problem)
         reading.info = tail.run.info
-        reading.state, reading.unreadable_bytes = tail.state(time.time()), tail.bytes_torn
+        reading.state, reading.damage = tail.state(time.time()), told_of(tail.damage, tail.bytes_torn)
     reading.finish()
     return reading
 

@@ -10,7 +10,7 @@ from typing import Any
 from holter.dashboard.bodies import Body, body, json_body, strict_json
 from holter.dashboard.examinations import Examination
 from holter.dashboard.shelf import Listed, Shelf
-from holter.words import printable, size
+from holter.words import printable
 
 _MOST_FOUND = 12  # layers of a run that a search names
 _LONGEST, _STATE = 300, 40  # characters of a layer's name, and of a state
@@ -68,11 +68,8 @@ def _trouble(examination: Examination | None) -> str:
     if examination is None:
         return ""
     answered = examination.answer
-    if not examination.trouble and answered is not None and answered.unreadable_bytes and answered.state != "running":
-        return (
-            f"{size(answered.unreadable_bytes)} of it, from a torn or damaged place on, cannot be read: "
-            f"{answered.steps:,} steps are shown"
-        )
+    if not examination.trouble and answered is not None and answered.damage and answered.state != "running":
+        return answered.damage
     return examination.trouble
 
 

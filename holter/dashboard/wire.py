@@ -24,7 +24,7 @@ class Answer:
     steps: int
     spark: tuple[float, ...]
     is_complete: bool
-    unreadable_bytes: int = 0  # from a torn or damaged place on
+    damage: str = ""  # what of it cannot be read, in a sentence
 
 
 def to_line(answer: Answer) -> str:

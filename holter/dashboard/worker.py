@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
+from holter.damage import told_of
 from holter.dashboard.process import READY
 from holter.dashboard.wire import Answer, to_line
 from holter.report.examining import Examined
@@ -45,8 +46,8 @@ class Practice:
             while len(self._open) > _OPEN:
                 self._open.popitem(last=False)
         examined = follower.examined() if is_complete else Examined()
-        spark, unreadable = spark_of(follower), follower.unreadable_bytes
-        return Answer(examined, state, follower.digest.count, spark, is_complete, unreadable)
+        damage = told_of(follower.damage, follower.unreadable_bytes)
+        return Answer(examined, state, follower.digest.count, spark_of(follower), is_complete, damage)
 
 
 def spark_of(follower: Follower) -> tuple[float, ...]:

@@ -12,7 +12,7 @@ from rich.text import Text
 from holter.diagnosis.convergence import Outlook
 from holter.diagnosis.finding import Finding
 from holter.diagnosis.health import Check
-from holter.words import number, printable, size
+from holter.words import number, printable
 
 _MARKS = {"passed": ("✓", "green"), "failed": ("✗", "red"), "not observed": ("–", "dim")}
 _ENDS = {"failed": "bold red", "crashed": "bold red", "running": "cyan"}
@@ -33,10 +33,9 @@ def render_ending(state: str, error: str, steps: int) -> RenderableType:
     return Text(f"{printable(words[state])}\n", _ENDS.get(state, "yellow")) if state in words else Text("", end="")
 
 
-def render_damage(unreadable: int) -> RenderableType:
+def render_damage(told: str) -> RenderableType:
     """What the findings cannot be about."""
-    told = f"{size(unreadable)} of its journal, from a torn or damaged place on, cannot be read.\n"
-    return Text(told if unreadable else "", "yellow", end="")
+    return Text(f"{told}\n" if told else "", "yellow", end="")
 
 
 def render_findings(findings: Sequence[Finding], steps: int, state: str = "finished") -> RenderableType:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from holter.damage import told_of
 from holter.diagnosis.convergence import Outlook
 from holter.diagnosis.thresholds import Thresholds, listed
 from holter.report.digest import Digest
@@ -163,10 +164,8 @@ def _notes(follower: Follower, examined: Examined) -> list[str]:
     found = []
     if not follower.run.info:
         found.append("run.json is missing or damaged: what was trained is not known.")
-    if follower.unreadable_bytes:
-        found.append(
-            f"{size(follower.unreadable_bytes)} of the journal, from a torn or damaged place on, could not be read."
-        )
+    if damage := told_of(follower.damage, follower.unreadable_bytes):
+        found.append(damage)
     if follower.is_sample:
         found.append(f"A sample of this long run; {share(follower.read_share)} of it has been read so far.")
     if follower.more_problems:
