@@ -29,7 +29,7 @@ class Background(Generic[Item]):
 
     `work` returns None when the item is done, or the seconds after which to try it again; it should not raise, and
     where it does, `failed` is told and the item is given up. `begin` is called first of all on the thread, `idle` now
-    and then while there is no work.
+    and then while there is no work, `end` last of all: what was not done by then stays in the queue.
     A forked child inherits the object but not the thread: there, posting and closing do nothing.
     """
 
@@ -41,6 +41,7 @@ class Background(Generic[Item]):
         name: str,
         begin: Callable[[], None] | None = None,
         idle: Callable[[], None] | None = None,
+        end: Callable[[], None] | None = None,
         idle_seconds: float = 5.0,
         pace_seconds: float = _PACE_SECONDS,
         awake_seconds: float = _AWAKE_SECONDS,
@@ -48,7 +49,7 @@ class Background(Generic[Item]):
         most_items: int = MOST_ITEMS,
         most_bytes: int = MOST_BYTES,
     ) -> None:
-        self._work, self._failed, self._begin = work, failed, begin
+        self._work, self._failed, self._begin, self._end = work, failed, begin, end
         self._idle, self._idle_seconds = idle, idle_seconds
         self._pace_seconds, self._awake_seconds = pace_seconds, awake_seconds
         self._gather_seconds = gather_seconds  # between waking and the first item, for what comes right after that
@@ -87,6 +88,12 @@ class Background(Generic[Item]):
             if self._asleep:
                 self._changed.notify_all()
         return True
+
+    @property
+    def waiting(self) -> list[Item]:
+        """What is queued, the item that is being worked on among it."""
+        with self._changed:
+            return [item for item, _ in self._queue]
 
     def clear(self) -> int:
         """Forgets what is queued, but for what is being worked on; returns how many items that were."""
@@ -134,6 +141,11 @@ class Background(Generic[Item]):
     def _run(self) -> None:
         if self._begin is not None:
             self._quietly(self._begin)
+        self._work_off()
+        if self._end is not None:
+            self._quietly(self._end)
+
+    def _work_off(self) -> None:
         while self._wait_for_item():
             again = self._do(self._queue[0][0])
             self.seconds = time.thread_time()

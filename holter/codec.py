@@ -59,7 +59,7 @@ class Encoder:
         self._count = 0
         self._written = 0  # bytes
         self._due: dict[str, int] = {}  # for each role, the bytes after which its table is repeated
-        self._once: frozenset[str] = frozenset()  # roles whose tables stand in the file only once
+        self._is_told = True  # all tables stand behind the last record
 
     def copy(self) -> Encoder:
         """A twin to encode with, so that a failed write can be forgotten."""
@@ -70,12 +70,15 @@ class Encoder:
     def encode(self, entry: Entry) -> list[bytes]:
         """The blobs to append: layer tables that the file does not hold yet, then the entry itself."""
         if isinstance(entry, Ending):
-            return [*map(self._repeated, sorted(self._once)), _pack({"kind": "ending", **asdict(entry)}, {})]
+            tables = [] if self._is_told else [self._repeated(role) for role in self._tables]
+            self._is_told = True
+            return [*tables, _pack({"kind": "ending", **asdict(entry)}, {})]
         if isinstance(entry, Problem):
             return [_pack({"kind": "problem", **asdict(entry)}, {})]
         tables = [blob for role, rows in entry.rows.items() for blob in self._table(role, rows.layers)]
         blobs = [*tables, self._record(entry)]
         self._written += sum(map(len, blobs))
+        self._is_told = False
         return blobs
 
     def _table(self, role: str, layers: Layers) -> list[bytes]:
@@ -85,14 +88,11 @@ class Encoder:
         names = tuple(dict.fromkeys((*(known.names if known else ()), *layers)))
         self._tables = {**self._tables, role: _Table(self._count, role, names)}
         self._count += 1
-        blob = self._repeated(role, _SOON)
-        self._once |= {role}
-        return [blob]
+        return [self._repeated(role, _SOON)]
 
     def _repeated(self, role: str, wait: int = _AGAIN) -> bytes:
         blob = self._tables[role].pack()
         self._due = {**self._due, role: self._written + wait * len(blob)}
-        self._once -= {role}
         return blob
 
     def _record(self, record: Record) -> bytes:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import os
 import threading
 import time
 import weakref
@@ -37,6 +38,8 @@ _ARRIVAL = Soon(0.25)
 _GATHER = 0.005  # seconds: what is logged for a step comes right after it
 _EXIT_SECONDS = 2.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0  # between two tries of a disk that fails
+
+_WRITE = "write to the run's directory"
 
 _logger = logging.getLogger("holter")
 
@@ -86,7 +89,9 @@ class Writer:
             self._open_journal(directory)
         self._last = 0, 0  # step and segment of the newest record
         self._is_ending, self._sinks_are_closed, self._last_words = False, False, list[Entry]()
-        self._state: str | None = None  # how it ended
+        self._ending: Ending | None = None  # once that is asked for
+        # Of the disk, as long as that fails; and whether what is queued is not written any more.
+        self._trouble, self._has_given_up = "", False
         # Alerts have threads of their own, and to take a finding costs them no more than to queue it would.
         self._sinks: list[BackgroundSink | Alerts] = [
             sink if isinstance(sink, Alerts) else BackgroundSink(sink, self._sink_failed) for sink in sinks
@@ -102,13 +107,17 @@ class Writer:
 
     def _thread(self, report: Report) -> Background[Task]:
         failed = partial(report, "write a record")
-        begin, idle = compute_alone, self._touch
-        return Background(_call, failed, name="holter-writer", begin=begin, idle=idle, gather_seconds=_GATHER)
+        begin, idle, end = compute_alone, self._touch, self._give_up
+        return Background(_call, failed, name="holter-writer", begin=begin, idle=idle, end=end, gather_seconds=_GATHER)
 
     @property
     def dropped(self) -> int:
-        """Drafts that did not fit into the queue; what sinks alone missed is not among them."""
-        return self._background.dropped
+        """Drafts that did not fit into the queue, or were still in it at the end; what sinks alone missed is not among
+        them."""
+        return self._background.dropped + (self._undone() if self._has_given_up else 0)
+
+    def _undone(self) -> int:
+        return sum(isinstance(task, partial) and task.func == self._write for task in self._background.waiting)
 
     @property
     def seconds(self) -> float:
@@ -166,13 +175,14 @@ class Writer:
         """Writes what is queued and the ending, within these seconds; returns how many drafts were lost."""
         until = time.monotonic() + seconds
         self.stop(ending, seconds)
-        undone = self._background.close(0.75 * seconds)
+        self._background.wait(0.85 * seconds)  # longer than it works, for what it does last
+        self._has_given_up = bool(self._background.waiting)
         # Where the disk kept the ending from being written, these are not closed yet.
         self._with_examination("end the diagnosis", Examination.stop)
         self._stop_sinks(max(0.0, until - time.monotonic()))
         for sink in self._sinks:
             sink.wait(max(0.0, until - time.monotonic()))
-        return self.dropped + undone
+        return self.dropped
 
     def wait(self, seconds: float) -> None:
         """For what `stop`, or an interrupted `close`, left to do."""
@@ -180,7 +190,7 @@ class Writer:
 
     def stop(self, ending: Ending, seconds: float) -> None:
         """Like close, without waiting for it."""
-        self._is_ending, self._state = True, ending.state
+        self._is_ending, self._ending = True, ending
         self._examined_until, self._told_until = (time.monotonic() + part * seconds for part in (0.6, 0.7))
         self._background.post(partial(self._end, ending))
         self._background.stop(0.75 * seconds)
@@ -253,14 +263,15 @@ class Writer:
             self._journal.append(entry)  # type: ignore[union-attr]
         except OSError as error:
             return self._try_later(error)
-        self._pause = 0.0
+        self._pause, self._trouble = 0.0, ""
         return None
 
     def _try_later(self, error: OSError) -> float:
         if isinstance(error, FileNotFoundError):  # the directory was taken away: begin again in a new one
             self._close_journal()
         self._pause = min(max(2 * self._pause, _FIRST_PAUSE), _LONGEST_PAUSE)
-        self._report("write to the run's directory", error)
+        self._trouble = f"{type(error).__name__}: {os.strerror(error.errno or 0)}"
+        self._report(_WRITE, error)
         return self._pause
 
     def _begin_segment(self) -> float | None:
@@ -292,11 +303,37 @@ class Writer:
             self._close_journal()
         return pause
 
+    def _give_up(self) -> None:
+        """The thread ends. Where the disk kept the ending from being written, it is said in the room kept for it."""
+        self._has_given_up = True
+        if self._ending is None or self._journal is None:  # it is written, and the journal closed
+            return
+        ending = replace(self._ending, dropped=self.dropped)
+        lost = f"{self._trouble or 'there was no time'}; {self.dropped:,} records were lost"
+        problem = Problem(self._last[0], time.time(), _WRITE, lost)
+        try:
+            self._end_in_little_room(self._journal, problem, ending)
+        except OSError as error:
+            self._report(_WRITE, error)
+        self._close_journal()
+        if self._machine is not None:
+            self._machine.close()
+
+    @staticmethod
+    def _end_in_little_room(journal: Journal, problem: Problem, ending: Ending) -> None:
+        untold: Problem | None = problem
+        try:
+            journal.append(problem)
+            untold = None
+            journal.append(ending)
+        except OSError:
+            journal.end_in_place(untold, ending)
+
     def _stop_sinks(self, seconds: float) -> None:
         self._sinks_are_closed = True
         for sink in self._sinks:
             if isinstance(sink, BackgroundSink):
-                sink.stop(seconds, self._state)
+                sink.stop(seconds, self._ending.state if self._ending is not None else None)
             else:
                 sink.stop(seconds)
 

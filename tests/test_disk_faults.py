@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import resource
 import shutil
 import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import holter
+from holter.draft import Draft
+from holter.glance import glance
 from holter.journal import Journal
+from holter.record import Ending, Problem, Record
+from holter.run import journal_path
+from holter.tail import Tail
 from tests.models import Training, differences, make
 
 STEPS = 60
@@ -93,6 +100,92 @@ def test_a_full_file_system_is_waited_for(
     assert _warnings(caplog) == 1
 
 
+def _posted(training: Training, monkeypatch: pytest.MonkeyPatch) -> list[Draft]:
+    """What is given to the queue from now on, to be a record each."""
+    background, found = training.monitor._writer._background, list[Draft]()
+    real = background.post
+
+    def post(task: Any, size: int = 0) -> bool:
+        found.extend(one for one in getattr(task, "args", ()) if isinstance(one, Draft))
+        return bool(real(task, size))
+
+    monkeypatch.setattr(background, "post", post)
+    return found
+
+
+def _ended_on_a_full_disk(run: Path, training: Training, posted: list[Draft]) -> None:
+    """What is owed where the disk was full until the end: counted, told, ended, closed."""
+    monitor, stored = training.monitor, holter.open_run(run)
+    kept = stored.history.steps.tolist()
+    assert kept == list(range(len(kept))) and 0 < len(kept) < monitor.step
+    assert 0 < monitor.dropped == len(posted) - len(stored.records) == stored.ending.dropped
+    assert stored.state == "finished" == glance(stored).state
+    assert not stored.unreadable_bytes and not stored.damage
+    (problem,) = stored.problems
+    assert f"{monitor.dropped} records were lost" in problem.what and "No space left" in problem.what
+    assert [finding.cause for finding in monitor.findings].count("monitor-degraded") == 1
+    assert "monitor-degraded" in [finding.cause for finding in stored.findings]
+    open_here = [os.path.realpath(f"/proc/self/fd/{one}") for one in os.listdir("/proc/self/fd")]
+    assert not [path for path in open_here if path.startswith(str(run))]
+
+
+def test_a_file_system_that_is_full_until_the_end(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P13, P15, P17: 64 KB, and 90 steps that need more: what is lost is counted, and how it ended is on the disk."""
+    monkeypatch.setattr("holter.monitor._CLOSE_SECONDS", 0.5)
+    with _tmpfs(tmp_path / "disk", "64k") as disk:
+        training = _start(disk / "run")
+        posted = _posted(training, monkeypatch)
+        _go(training, 90)
+        training.monitor.close()
+        _ended_on_a_full_disk(disk / "run", training, posted)
+        assert _warnings(caplog) == 1
+
+
+@pytest.mark.parametrize("taken", [0, 1, 200, 400])
+def test_a_write_that_is_cut_short_until_the_end(
+    taken: int, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P13, P15, P17: a disk that takes so many bytes more, and then parts and nothing: whatever fits, all is told."""
+    monkeypatch.setattr("holter.monitor._CLOSE_SECONDS", 0.5)
+    training = _start(tmp_path / "run")
+    posted = _posted(training, monkeypatch)
+    _go(training, 10)
+    assert training.monitor.flush(10)
+    file, left, real = _journal(training)._file, [taken], os.write
+
+    def full(to: int, data: bytes) -> int:
+        if to != file:
+            return real(to, data)
+        written = real(to, data[: left[0]]) if left[0] else 0
+        left[0] -= written if written == len(data) else 0
+        if not written:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return written
+
+    monkeypatch.setattr(os, "write", full)
+    _go(training, 20)
+    training.monitor.close()
+    monkeypatch.undo()
+    _ended_on_a_full_disk(tmp_path / "run", training, posted)
+    assert _warnings(caplog) == 1
+
+
+def test_what_is_said_where_a_full_disk_left_no_room_is_heard_by_those_who_follow(tmp_path: Path) -> None:
+    """P15: in place of a frame that they have read before; with a name that is too long for it cut off."""
+    journal = Journal(journal_path(tmp_path, 0, 0))
+    journal.append(Record(0, 1.0))
+    tail, run = Tail(tmp_path, lambda: None), holter.open_run(tmp_path)
+    assert len(list(tail.read())) == 1 and tail.ending is None and run.ending is None
+    ending = Ending(2.0, "failed", "E" * 5000, dropped=7)
+    journal.end_in_place(Problem(0, 1.0, "write", "no space"), ending)
+    journal.close()
+    run.refresh()
+    assert [type(entry) for entry in tail.read()] == [Ending] and list(tail.read()) == []
+    assert tail.ending == run.ending == replace(ending, error="") and run.state == "failed"
+
+
 def test_a_device_that_is_always_full_drops_and_counts(
     tmp_path: Path, unwatched: Training, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -162,7 +255,8 @@ def test_an_unchecked_short_write_loses_the_rest(tmp_path: Path, monkeypatch: py
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     _go(training, 5)
     training.monitor.close()
-    assert holter.open_run(tmp_path / "run").history.steps.tolist() == list(range(10))
+    stored = holter.open_run(tmp_path / "run")
+    assert stored.history.steps.tolist() != list(range(16)) and stored.unreadable_bytes
 
 
 def test_a_directory_deleted_under_a_run_is_made_anew(
