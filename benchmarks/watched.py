@@ -96,4 +96,4 @@ def leave_idle_time_out(monitor: holter.Monitor) -> None:
 
 def thread_seconds(monitor: holter.Monitor) -> float:
     """What a monitor has taken of the training thread."""
-    return monitor._thread_seconds
+    return monitor._spending.thread_seconds

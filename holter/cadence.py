@@ -46,6 +46,10 @@ class Cadence:
         """Whether this kind is due, need not wait for its turn, and the budget allows it."""
         return self.is_due(kind, every) and not self.must_wait(kind, every) and self._budget.affords(kind)
 
+    def goes_on(self, kind: str) -> bool:
+        """Whether this kind was measured in this step: what one of its optimizers had, the others have too."""
+        return self._measured_at.get(kind) == self.step
+
     def is_next(self, kind: str, every: int, ahead: int) -> bool:
         """Whether this kind is due within so many steps after this one, and the budget allows it now."""
         left = self._measured_at.get(kind, self.step) + every - self.step
@@ -56,6 +60,8 @@ class Cadence:
         pace, with_histogram = self._settings.histogram_pace(kind), f"{kind} histogram"
         if pace is None or not self.is_due(with_histogram, pace):
             return False
+        if self.goes_on(with_histogram):  # rows of one role have histograms, or none of them has
+            return True
         if every == 1 and self.must_wait(with_histogram, pace):  # otherwise the kind itself waited, and comes rarely
             return False
         return self._budget.affords(with_histogram)

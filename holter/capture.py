@@ -25,7 +25,8 @@ from torch.utils.hooks import RemovableHandle
 
 from holter.clipping import Clip, Stand
 from holter.hooks import ModuleHook
-from holter.modules import modules_in, named_parameters, parameters_in
+from holter.loss_scaler import WatchedScaler
+from holter.modules import modules_in, named_parameters, parameters_in, parts_of
 from holter.problems import Problems
 from holter.selection import Selected, Selection
 
@@ -56,6 +57,8 @@ class Listener(Protocol):
 
     def training_forward(self) -> None: ...
 
+    def part_forward(self) -> None: ...
+
     def forward_ended(self) -> None: ...
 
     def before_step(self, optimizer: Optimizer, has_closure: bool) -> None: ...
@@ -77,6 +80,8 @@ class Layers:
         self._selection, self._problems = selection, problems
         self._structure: list[object] = []
         self._names: dict[int, str] = {}
+        self._places: dict[int, int] = {}
+        self._others: set[int] = set()  # ids of parameters that were asked for, and are not the model's
         self._selected: Selected | None = None  # None where all are
         self.left_out: frozenset[int] = frozenset()  # ids of parameters that are not selected
         self.changes = 0  # how often other names were found
@@ -107,6 +112,17 @@ class Layers:
             self._structure = structure
         return [self._names[id(parameter)] for parameter in parameters], parameters
 
+    def among(self, parameters: Iterable[Tensor]) -> tuple[list[str], list[Tensor]]:
+        """Names and parameters of those of these that are to be measured, in torch's order: as the model was when last
+        looked at, unless one of them is new. It takes no walk through the model."""
+        asked = {id(parameter): parameter for parameter in parameters}
+        others = asked.keys() - self._names.keys()
+        if others - self._others:
+            self.everything()
+            self._others |= others - self._names.keys()
+        found = sorted((asked.keys() & self._names.keys()) - self.left_out, key=self._places.__getitem__)
+        return [self._names[one] for one in found], [asked[one] for one in found]
+
     def knows(self, parameters: Iterable[Tensor]) -> bool:
         """Whether one of these is a parameter of the model, as it was when last looked at."""
         return not self._names.keys().isdisjoint(map(id, parameters))
@@ -122,7 +138,8 @@ class Layers:
     def _look_again(self, model: nn.Module) -> None:
         names = {id(parameter): name for name, parameter in named_parameters(model)}
         self.changes += list(names.values()) != list(self._names.values())
-        self._names = names
+        self._names, self._others = names, set()
+        self._places = {parameter: place for place, parameter in enumerate(names)}
         if self._selection is not None:
             self._selected = self._selection.of(model, self._failed)
             self.left_out = frozenset(names) - self._selected.parameters
@@ -145,6 +162,10 @@ def _walk(model: nn.Module) -> tuple[list[object], list[nn.Parameter]]:
         structure.extend(module._modules)
     structure.extend(parameters)
     return structure, list(parameters.values())
+
+
+def parameters_of(optimizer: Optimizer) -> list[Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def held_by(optimizer: Optimizer) -> set[int]:
@@ -175,12 +196,13 @@ class Capture:
             self._optimizers[optimizer] = True
             _claimed[optimizer] = _claimed.get(optimizer, 0) + 1
         self._handles: list[RemovableHandle] = []
+        self._on_parts: list[RemovableHandle] = []
         with contextlib.suppress(RuntimeError):  # a scripted module takes no hooks: its forwards are not observed
             began, ended = (ModuleHook(self, "see a forward", Capture._forward, is_end) for is_end in (False, True))
             self._handles.append(model.register_forward_pre_hook(began))
             if sees_ends:
                 self._handles.append(model.register_forward_hook(ended))
-        self._scaler = _WatchedScaler.attach(scaler, self) if scaler is not None else None
+        self._scaler = WatchedScaler.attach(scaler, self.skipped) if scaler is not None else None
         _listen(self)
 
     def detach(self) -> None:
@@ -198,6 +220,23 @@ class Capture:
         """Whether a loss scaler is at work that has not been told to unscale the gradients of this step yet."""
         return self._scaler is not None and not any(self._scaler.has_unscaled(one) for one in self._claims)
 
+    def await_forward(self, is_wanted: bool) -> None:
+        """Report the next training forward of a part of the model: loops that train several parts in turn may never
+        call the whole of it. The hooks are there only until then, and all else runs the model untouched."""
+        model = self._model()
+        if not is_wanted:
+            self._await_no_forward()
+        elif model is not None and not self._on_parts:
+            hook = ModuleHook(self, "see a forward of a part", Capture._part_forward)
+            for part in parts_of(model):
+                with contextlib.suppress(RuntimeError):  # a scripted module takes no hooks
+                    self._on_parts.append(part.register_forward_pre_hook(hook))
+
+    def _await_no_forward(self) -> None:
+        for handle in self._on_parts:
+            handle.remove()
+        self._on_parts.clear()
+
     def abandon(self) -> None:
         """Like detach, when the model is gone; called by the garbage collector, at any moment."""
         _abandoned.append(self)
@@ -207,12 +246,20 @@ class Capture:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+        self._await_no_forward()
 
     # The hooks. Whatever fails in them stays in them.
 
     def _forward(self, is_end: bool, model: nn.Module, *what: Any) -> None:
         if model.training and torch.is_grad_enabled():
+            self._await_no_forward()
             self._listener.forward_ended() if is_end else self._listener.training_forward()
+
+    def _part_forward(self, part: nn.Module, *what: Any) -> None:
+        # Within a step it is that of a closure, within a backward one of activation checkpointing.
+        if part.training and torch.is_grad_enabled() and not self._steps and torch._C._current_graph_task_id() == -1:
+            self._await_no_forward()
+            self._listener.part_forward()
 
     def skipped(self, optimizer: Optimizer) -> None:
         with self._problems.contained("see a skipped step"):
@@ -319,51 +366,3 @@ def overlaps(parameters: Iterable[nn.Parameter], optimizer: Optimizer) -> bool:
 
 def _has_closure(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
     return (len(args) > 1 and args[1] is not None) or kwargs.get("closure") is not None
-
-
-class _WatchedScaler:
-    """Stands in for a GradScaler's `step`, to see the steps that it skips: then no optimizer hook is called."""
-
-    def __init__(self, scaler: Any, inner: Callable[..., Any], capture: Capture | None) -> None:
-        self._scaler, self._inner, self._capture = scaler, inner, capture
-        self.stepped = False
-
-    @classmethod
-    def attach(cls, scaler: Any, capture: Capture) -> _WatchedScaler:
-        watched = cls(scaler, scaler.step, capture)
-        scaler.step = watched
-        return watched
-
-    def detach(self) -> None:
-        self._capture = None
-        if self._scaler.__dict__.get("step") is not self:
-            return  # another monitor stands in front: it takes this one away with itself
-        if isinstance(self._inner, _WatchedScaler):
-            self._scaler.step = self._inner
-            if self._inner._capture is None:
-                self._inner.detach()
-        else:
-            del self._scaler.step
-
-    def has_unscaled(self, optimizer: Optimizer) -> bool:
-        """True also where it does not scale at all, or does not say."""
-        states = getattr(self._scaler, "_per_optimizer_states", None)
-        if states is None or not self._scaler.is_enabled():
-            return True
-        return id(optimizer) in states and states[id(optimizer)]["stage"].name == "UNSCALED"
-
-    def __call__(self, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
-        self.stepped = False
-        result = self._inner(optimizer, *args, **kwargs)
-        if not self.stepped and self._capture is not None:
-            self._capture.skipped(optimizer)
-        return result
-
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        return _WatchedScaler, (self._scaler, self._inner, None)  # a copy of the scaler is not watched
-
-
-def gradient_scale_of(optimizer: Optimizer) -> Tensor | None:
-    """What the gradients are still multiplied by while a fused optimizer steps under a GradScaler."""
-    scale = getattr(optimizer, "grad_scale", None)
-    return scale if isinstance(scale, Tensor) else None

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
-from weakref import WeakSet
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from holter.activation_roles import ActivationRoles
 from holter.budget import Budget
 from holter.cadence import Cadence
-from holter.capture import Layers, gradient_scale_of, held_by
-from holter.draft import Draft, NamedSums, RoleRows
+from holter.capture import Layers
+from holter.collectives import CollectiveClock
+from holter.draft import Draft
 from holter.execution import ExecutionOrder
 from holter.gradient_reads import GradientReads
 from holter.logged import Logged, scalar_of
@@ -24,9 +24,9 @@ from holter.optimizer_state import OptimizerRoles, settings_of
 from holter.problems import Problems
 from holter.settings import Settings
 from holter.stages import StageLog, StageTimes
+from holter.training_steps import DESCRIBED, TrainingSteps
 from holter.update_roles import UpdateRoles
-
-_FLAGS = NamedSums(("requires_grad", "held", "has_gradient"))  # of a weight; held: by an optimizer
+from holter.weight_role import WeightRole
 
 
 class Collector:
@@ -52,15 +52,18 @@ class Collector:
                 self._measuring.measurer.prepare(layers.current()[1])
         self._activations = ActivationRoles(model, problems, layers.has_module)
         self._looked_before = 0.0  # seconds that looking at activations has been charged for
+        self._weights = WeightRole(layers, self._measuring, settings.weights)
         self._order = ExecutionOrder(model, layers, problems)
         self._stage_log = StageLog()
         self._pending = Draft()
         self.gradients = GradientReads(layers, self._measuring, settings, problems)
         self._updates = UpdateRoles(layers, self._measuring, settings.updates)
         self._moments = OptimizerRoles(layers, self._measuring, settings.optimizer_state)
-        self._optimizers = WeakSet(optimizers)  # all that have been seen
+        self.steps = TrainingSteps(layers, optimizers)
         self._logged = Logged(self._measuring, settings.every, post, problems)
-        self._step_ended = time.perf_counter()
+        self._has_seen_parts = False
+        self._collectives = CollectiveClock(model) if settings.machine else None
+        self._step_ended = self._taken_at = time.perf_counter()
         self._spent_before = 0.0
 
     def restart(self, step: int) -> None:
@@ -70,9 +73,12 @@ class Collector:
         self.gradients.forget()
         self._order.forget()
         self._activations.restart()
+        self._weights.restart()
         self._updates.restart()
         self._logged.restart()
         self._cadence.restart(step)
+        if self._collectives is not None:
+            self._collectives.restart()
 
     @property
     def is_hidden(self) -> bool:
@@ -83,8 +89,20 @@ class Collector:
         self._logged.training_forward()
         self.gradients.forget()
 
+    def part_forward(self) -> None:
+        """Of a model whose parts are called by themselves."""
+        self._has_seen_parts = True
+        self._logged.training_forward()
+
+    @property
+    def awaits_parts(self) -> bool:
+        """Whether a forward of a part is to be seen: it ends the training step, and values that are logged then are
+        those of the next one."""
+        return self.steps.is_open or self._has_seen_parts
+
     def forget_step(self) -> None:
         """One that was begun and raised."""
+        self.steps.give_up()
         self.gradients.forget()
         self._order.forget()
         self._updates.give_up()
@@ -98,32 +116,26 @@ class Collector:
         self._logged.loaded(batch)
 
     def log(self, values: Mapping[str, Any]) -> None:
-        self._logged.log(values, self._pending, self.step)
+        self._logged.log(values, self._pending, self.step, self.steps.is_open)
 
-    def add(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Numbers of Holter's own about the step that is being taken, or about one before."""
-        if step != self.step:
-            self._post_late(step, scalars)
-            return
-        for name, value in scalars.items():
-            self._pending.set(name, value)
+    def is_of_next(self, values: Mapping[str, Any]) -> bool:
+        """Whether such values, told now, are those of the next training step, though nothing else shows that the last
+        one is over."""
+        return self.steps.is_open and self._logged.has_again(values)
+
+    def look_at_collectives(self) -> None:
+        """At the end of a training step: what is known by now is about this one, or about one before."""
+        found = self._collectives.look(self.step) if self._collectives is not None else None
+        if found is not None and found.step != self.step:
+            self._post_late(found.step, found.scalars)
+        elif found is not None:
+            for name, value in found.scalars.items():
+                self._pending.set(name, value)
 
     # What is measured -----------------------------------------------------------------------------------------
 
     def read_weights(self) -> None:
-        pace = self._settings.weights
-        if pace is None or not self._cadence.is_wanted("weight", pace):
-            return
-        names, parameters = self._layers.current()
-        self._pending.rows = [rows for rows in self._pending.rows if rows.role != "weight"]
-        held = set().union(*map(held_by, self._optimizers))
-        flags = {
-            name: (parameter.requires_grad, id(parameter) in held, parameter.grad is not None)
-            for name, parameter in zip(names, parameters, strict=True)
-        }
-        for part, rows in self._measuring.measure("weight", names, list(parameters), pace):
-            beside = torch.tensor([flags[name] for name in part], dtype=torch.float64, device="cpu")
-            self._pending.rows.append(RoleRows("weight", tuple(part), rows, beside, _FLAGS))
+        self._weights.read(self.steps.optimizers())
 
     def look_at_activations(self) -> None:
         """At the beginning of a training forward: at what the layers put out, if it is time to."""
@@ -165,25 +177,35 @@ class Collector:
             self._cadence.note_measured("activation", has_histograms)
 
     def before_update(self, optimizer: Optimizer, has_closure: bool) -> None:
-        self._updates.before(self.step, optimizer, has_closure)
+        self._updates.before(self.step, optimizer, has_closure, self.steps.key)
 
     def after_update(self, optimizer: Optimizer) -> None:
         self._pending.rows += self._updates.after(optimizer)
 
     def read_moments(self, optimizer: Optimizer) -> None:
-        self._pending.rows += self._moments.after(optimizer)
+        self._pending.rows += self._moments.after(optimizer, self.steps.key)
+
+    def read_gradients(self, at: str, optimizer: Optimizer) -> None:
+        self._weights.note(optimizer)
+        self.gradients.read(at, optimizer, self.steps.key)
 
     # The end of a step ----------------------------------------------------------------------------------------
 
-    def finish(
-        self, optimizer: Optimizer, scaler: Any | None = None, *, skipped: bool = False, times: StageTimes | None = None
-    ) -> None:
-        """The step is over: its draft goes to the writer, the next one begins."""
+    def take(self, optimizer: Optimizer, scaler: Any | None, skipped: bool) -> None:
+        """This optimizer has had its turn in the training step, which may have others."""
+        self._taken_at = time.perf_counter()
+        self.gradients.take(optimizer)
+        self._describe(self._pending, optimizer, scaler, skipped)
+
+    def finish(self, times: StageTimes | None = None) -> None:
+        """The training step is over: its draft goes to the writer, the next one begins."""
         draft, self._pending = self._pending, Draft()
+        self.steps.end()
         try:
             self._cadence.charge_device_time()
-            self.gradients.take(draft, optimizer)
-            self._describe(draft, optimizer, scaler, skipped)
+            draft.rows += self._weights.take()
+            self.gradients.add_to(draft)
+            self._add_costs(draft)
             if times is not None:
                 self._add_times(draft, times)
             self._logged.add_throughput(draft)
@@ -212,9 +234,12 @@ class Collector:
         self._post(late.seal())
 
     def _describe(self, draft: Draft, optimizer: Optimizer, scaler: Any | None, skipped: bool) -> None:
-        for name, value in settings_of(optimizer):
-            self._add_scalar(draft, name, value)
-        draft.gradient_scale = gradient_scale_of(optimizer)
+        member = self.steps.member(optimizer)
+        if member.number < DESCRIBED:
+            number_of_group = partial(self.steps.number_of_group, member)
+            for name, value in settings_of(optimizer, member.number, number_of_group):
+                draft.values.pop(name, None)
+                self._add_scalar(draft, name, value)
         found_inf = getattr(optimizer, "found_inf", None)  # a fused optimizer skips the step by itself
         if isinstance(found_inf, Tensor):
             self._add_scalar(draft, "skipped", found_inf)
@@ -223,8 +248,13 @@ class Collector:
         read_scale = getattr(scaler, "_get_scale_async", None)  # get_scale() would wait for the device
         scale = read_scale() if read_scale else None
         if isinstance(scale, Tensor):
+            draft.values.pop("loss_scale", None)  # of all optimizers one
             self._add_scalar(draft, "loss_scale", scale)
-        now = time.perf_counter()
+
+    def _add_costs(self, draft: Draft) -> None:
+        """Up to the last optimizer's turn: what comes after it until the training step is known to be over is of the
+        next one."""
+        now = self._taken_at
         draft.set("step_time", now - self._step_ended)
         self._budget.earn(now - self._step_ended)
         draft.set("monitor_cost", (self._budget.spent - self._spent_before) / max(now - self._step_ended, 1e-9))

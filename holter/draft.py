@@ -55,13 +55,15 @@ class LateRows:
 
 @dataclass(frozen=True, eq=False)
 class RoleRows:
-    """Rows of one role on one device; with sums beside them, `complete` makes the record's rows of both."""
+    """Rows of one role on one device; with sums beside them, `complete` makes the record's rows of both. What was
+    measured is `scale` times what is recorded: gradients of a fused optimizer under a loss scaler are."""
 
     role: str
     layers: tuple[str, ...]
     rows: DeviceRows | LateRows
     sums: Tensor | None = None
     complete: Completion | None = None
+    scale: Tensor | None = None
 
     @property
     def has_histograms(self) -> bool:
@@ -71,18 +73,22 @@ class RoleRows:
         """What must come to the host."""
         if not isinstance(self.rows, DeviceRows):
             return []
-        return [tensor for tensor in (self.rows.values, self.rows.histograms, self.sums) if tensor is not None]
+        parts = (self.rows.values, self.rows.histograms, self.sums, self.scale)
+        return [tensor for tensor in parts if tensor is not None]
 
     def on_host(self, arrived: Sequence[Arrived]) -> tuple[Rows, Floats | None]:
         """The rows and the sums beside them, of what has come of `tensors`."""
         if isinstance(self.rows, LateRows):
-            rows, sums = self.rows.measure()
-            made = replace(self, rows=rows, sums=sums)
+            late, beside = self.rows.measure()
+            made = replace(self, rows=late, sums=beside)
             return made.on_host(Parcel(made.tensors()).arrays())
         found = map(_whole, arrived)
         values = np.asarray(next(found), dtype=np.float64)
         histograms = Histograms.from_dense(next(found)) if self.rows.histograms is not None else None
-        return Rows(values, histograms), np.asarray(next(found), np.float64) if self.sums is not None else None
+        sums = np.asarray(next(found), np.float64) if self.sums is not None else None
+        scale = float(next(found).item()) if self.scale is not None else 1.0
+        rows = Rows(values, histograms)
+        return rows.scaled(1.0 / scale) if scale != 1.0 else rows, sums
 
 
 OnHost = tuple[RoleRows, Rows, Floats | None]  # what was sent, its rows and the sums beside them
@@ -108,8 +114,6 @@ class Draft:
     notes: dict[str, str] = field(default_factory=dict)
     gradients_are_partial: bool = False  # the optimizer uses others besides, which were not selected
     clip_is_unknown: bool = False  # they were read before a clip that may have left anything of them
-    # Gradients of a fused optimizer under a loss scaler are still multiplied by this when they are read.
-    gradient_scale: Tensor | None = None
     size: int = 0  # bytes that it holds while it is queued
     _parcel: Parcel | None = None
     _sealed: dict[str, float | Tensor | tuple[float | Tensor, ...]] = field(default_factory=dict)
@@ -135,7 +139,7 @@ class Draft:
         """In the order in which `record` takes them up."""
         values = [value for many in self.values.values() for value in many if isinstance(value, Tensor)]
         rows = [tensor for rows in self.rows for tensor in rows.tensors()]
-        return [*values, *rows, *([self.gradient_scale] if self.gradient_scale is not None else [])]
+        return [*values, *rows]
 
     def take_up(self, later: Draft) -> bool:
         """Whether what was logged after this step, sealed too, is recorded with it: values that are on the host are,
@@ -161,8 +165,6 @@ class Draft:
         host = iter(self._parcel.arrays())
         scalars = self._scalars(host, failed)
         found = list(self._on_host(host, failed))
-        if self.gradient_scale is not None:
-            found = _unscaled(found, next(host), failed)
         plain = [(sent.role, LayerRows(sent.layers, rows)) for sent, rows, _ in found if sent.complete is None]
         by_role = _joined(plain, failed)
         gradients = by_role.get("gradient")
@@ -202,19 +204,6 @@ def _whole(arrived: Arrived) -> AnyArray:
     if isinstance(arrived, Exception):
         raise arrived
     return arrived
-
-
-def _unscaled(found: Iterable[OnHost], arrived: Arrived, failed: Failed) -> list[OnHost]:
-    """Gradients without what they are multiplied by; where that is not known they are left out."""
-    try:
-        scale = float(_whole(arrived).item())
-    except Exception as error:
-        failed("read the scale of the gradients", error)
-        return [one for one in found if one[0].role != "gradient"]
-    return [
-        (sent, rows.scaled(1.0 / scale) if sent.role == "gradient" and scale != 1.0 else rows, sums)
-        for sent, rows, sums in found
-    ]
 
 
 def _completed(

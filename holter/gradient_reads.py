@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import compress
 
 from torch import Tensor
 from torch.optim import Optimizer
 
-from holter.capture import Layers, held_by
+from holter.capture import Layers, held_by, parameters_of
 from holter.clipping import Clip
 from holter.draft import Draft, RoleRows
 from holter.logged import scalar_of
+from holter.loss_scaler import gradient_scale_of
 from holter.measuring import Measuring
 from holter.problems import Problems
 from holter.settings import Settings
@@ -36,6 +37,10 @@ class _Read:
     left_out: set[int] = field(default_factory=set)  # those of them that the user did not select
     clips: list[tuple[set[int], Clip | None]] = field(default_factory=list)  # of which parameters, and what is known
     used_by: set[int] = field(default_factory=set)  # optimizers whose step they have been recorded with
+
+    @property
+    def is_measured(self) -> bool:
+        return bool(self.parts) or not self.present.keys() - self.left_out
 
     def is_fresh(self, parameters: Iterable[Tensor]) -> bool:
         """Whether their gradients are still those: where a clip's step was not taken, others came in their place. The
@@ -65,24 +70,38 @@ class _Read:
         return found
 
 
+@dataclass(eq=False)
+class _Part:
+    """What was read for some optimizers of a training step: of these parameters, times this scale."""
+
+    read: _Read
+    own: set[int]
+    scale: Tensor | None
+
+
 class GradientReads:
     def __init__(self, layers: Layers, measuring: Measuring, settings: Settings, problems: Problems) -> None:
         self._layers, self._measuring, self._settings, self._problems = layers, measuring, settings, problems
         self._at_clip: _Read | None = None
         # For the step that is being taken, and ids of parameters: those of its optimizer that have gradients.
         self._at_step: tuple[_Read, set[int]] | None = None
+        self._parts: list[_Part] = []  # for the optimizers of this training step that have stepped
 
     def forget(self) -> None:
         """What was read belongs to a step that was not taken."""
         self._at_clip = self._at_step = None
 
-    def read(self, at: str, optimizer: Optimizer) -> None:
-        """Measures what this optimizer takes, unless it was seen at a clip."""
+    def read(self, at: str, optimizer: Optimizer, key: int) -> None:
+        """Measures what this optimizer takes, unless it was seen at a clip. All optimizers of a training step have one
+        `key`, and so one pace: the gradients of all of them are measured, or of none."""
         self._at_step = self._clipped(optimizer)
         if self._at_step is not None:
             return
-        kind, read = f"gradient {id(optimizer)}", _Read(at)
-        if self._measuring.cadence.is_wanted(kind, self._settings.every):
+        kind, read = f"gradient {key}", _Read(at)
+        if self._parts:
+            if any(part.read.parts for part in self._parts):
+                self._measure(kind, read, *self._gradients_of(read, optimizer))
+        elif self._measuring.cadence.is_wanted(kind, self._settings.every):
             self._measure(kind, read, *self._gradients(read, held_by(optimizer)))
         self._at_step = read, set(read.present)
 
@@ -180,6 +199,15 @@ class GradientReads:
         read.is_whole = held is None
         return owners, tensors
 
+    def _gradients_of(self, read: _Read, optimizer: Optimizer) -> tuple[dict[str, int], list[Tensor]]:
+        """The same of this optimizer, without a walk through the model."""
+        found = zip(*self._layers.among(parameters_of(optimizer)), strict=True)
+        gradients = {name: (id(one), one.grad) for name, one in found if one.grad is not None}
+        owners = {name: owner for name, (owner, _) in gradients.items()}
+        tensors = [gradient for _, gradient in gradients.values() if gradient is not None]
+        read.present.update(zip(owners.values(), map(weakref.ref, tensors), strict=True))
+        return owners, tensors
+
     def _measure(self, kind: str, read: _Read, owners: dict[str, int], tensors: list[Tensor]) -> None:
         """Those that are to be recorded."""
         names = list(owners)
@@ -191,32 +219,45 @@ class GradientReads:
 
     # The step -------------------------------------------------------------------------------------------------
 
-    def take(self, draft: Draft, optimizer: Optimizer) -> None:
-        """What was read for the step of this optimizer."""
+    def take(self, optimizer: Optimizer) -> None:
+        """This optimizer has stepped: what was read for that is of this training step."""
         taken, self._at_step = self._at_step, None
         if taken is None:
             return
         read, own = taken
         read.used_by.add(id(optimizer))
-        if not read.present:  # nothing was looked at
-            return
-        rows = read.held(own)
-        draft.gradients_are_partial = not read.left_out.isdisjoint(own)
-        draft.rows += rows
-        if rows:
-            draft.notes["gradients_read_at"] = read.at
-        if read.at == "clip":
-            _add_clip(draft, read, own)
+        scale = gradient_scale_of(optimizer)
+        same = next((part for part in self._parts if part.read is read and part.scale is scale), None)
+        if same is not None:
+            same.own |= own
+        elif read.present:  # else nothing was looked at
+            self._parts.append(_Part(read, own, scale))
+
+    def add_to(self, draft: Draft) -> None:
+        """What was read in the training step that is over."""
+        parts, self._parts = self._parts, []
+        for part in parts:
+            rows = part.read.held(part.own)
+            draft.rows += rows if part.scale is None else [replace(one, scale=part.scale) for one in rows]
+            draft.gradients_are_partial |= not part.read.left_out.isdisjoint(part.own)
+            if rows:
+                draft.notes["gradients_read_at"] = part.read.at
+        measured = {part.read.is_measured for part in parts}
+        draft.gradients_are_partial |= len(measured) > 1  # of some the budget did not allow it
+        if any(part.read.at == "clip" for part in parts):
+            _add_clip(draft, parts)
 
 
-def _add_clip(draft: Draft, read: _Read, own: set[int]) -> None:
-    """The clip of all that the optimizer takes; where there were several, what became of its gradients is not known."""
-    ids, clip = next(((ids, clip) for ids, clip in read.clips if own <= ids), (own, None))
+def _add_clip(draft: Draft, parts: Sequence[_Part]) -> None:
+    """The clip of all that the optimizers take; if there were several, what became of the gradients is not known."""
+    own = set().union(*(part.own for part in parts))
+    clips = parts[0].read.clips if len(parts) == 1 else ()
+    ids, clip = next(((ids, clip) for ids, clip in clips if own <= ids), (own, None))
     if clip is None:
         draft.clip_is_unknown = True
         return
     draft.set("clip_norm", clip.norm)
     draft.set("clip_max_norm", clip.max_norm)
-    is_known = bool(read.parts) and not draft.gradients_are_partial
+    is_known = bool(parts[0].read.parts) and not draft.gradients_are_partial
     if not is_known and clip.norm_type == 2.0 and ids <= own:
         draft.set("gradient_norm", clip.norm)

@@ -35,7 +35,7 @@ class History:
         self._stacks: dict[str, tuple[Integers, tuple[str, ...], Floats]] = {}
 
     def __len__(self) -> int:
-        """How many optimizer steps were recorded."""
+        """How many training steps were recorded."""
         return sum(not record.late for record in self.records)
 
     def __repr__(self) -> str:

@@ -103,15 +103,19 @@ class Logged:
         self._last, self._next, self._validation = self._next, Told(), Told()
         self._forwards_are_visible, self._forward_since_step = self._forward_since_step, False
 
-    def log(self, values: Mapping[str, Any], pending: Draft, step: int) -> None:
-        """`pending` is the draft of this step, which is being prepared.
+    def has_again(self, values: Mapping[str, Any]) -> bool:
+        """Whether the step that is being taken has been told one of these, where no forward shows that it is over."""
+        return not self._forward_since_step and self._next.has_any(self._with_loss(values))
+
+    def log(self, values: Mapping[str, Any], pending: Draft, step: int, has_stepped: bool) -> None:
+        """`pending` is the draft of this step, which is being prepared, or `has_stepped` and may do so again.
 
         Validation tells of the weights as the last step left them: it lands there, whatever has begun since.
         """
         values = self._with_loss(values)
         validation = {name: value for name, value in values.items() if is_validation(name)}
         training = {name: value for name, value in values.items() if name not in validation}
-        if self._last is None:
+        if self._last is None or has_stepped:
             self._add_all(pending, self._next, values)
             return
         late = Draft(step=step - 1, time=time.time(), late=True)

@@ -24,6 +24,8 @@ _TYPES = (nn.DataParallel, nn.parallel.DistributedDataParallel, AveragedModel)
 _FOREIGN = {("deepspeed", "DeepSpeedEngine"), ("apex", "DistributedDataParallel")}
 Named = tuple[str, nn.Module]
 
+_MOST_PARTS = 64  # a hook is put on and taken off again in 2 microseconds
+
 
 # Wrappers -----------------------------------------------------------------------------------------------------
 
@@ -121,6 +123,24 @@ def compiled_parts(model: nn.Module) -> tuple[str, ...]:
     return tuple(
         _joined(name, key) for name, module in walk(model) for key, child in _children(module) if is_compiled(child)
     )
+
+
+def parts_of(model: nn.Module) -> list[nn.Module]:
+    """The modules down to the second level that a training may call by themselves, a few dozen at most.
+
+    Without those where a hook would change how torch computes in evaluation, by other last bits.
+    """
+    parts: list[nn.Module] = []
+    level = [model]
+    for _ in range(2):
+        level = [child for module in level for _, child in _children(module) if not _minds_hooks(child)]
+        parts += level
+    return parts[:_MOST_PARTS]
+
+
+def _minds_hooks(module: nn.Module) -> bool:
+    kinds = (nn.TransformerEncoder, nn.TransformerEncoderLayer, nn.MultiheadAttention)
+    return isinstance(module, kinds) or is_compiled(module)
 
 
 # All that there is --------------------------------------------------------------------------------------------

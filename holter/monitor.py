@@ -15,10 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from holter.budget import BESIDE, Budget
+from holter.budget import Budget
 from holter.capture import Capture, Layers, warn_of_other_monitors
 from holter.clipping import Clip
-from holter.collectives import CollectiveClock
 from holter.collector import Collector
 from holter.diagnosis.finding import Finding, from_problem
 from holter.endings import AtExit, ending_of
@@ -34,7 +33,8 @@ from holter.record import Ending, Problem
 from holter.run import Run
 from holter.settings import Settings, cannot_write, check_layers, check_training, make_directory, make_sinks
 from holter.sinks import Sink
-from holter.stages import DEVICE_PACE, Batch, Batches, Stages, StageTimes, batches
+from holter.spending import Spending
+from holter.stages import DEVICE_PACE, Batch, Batches, Stages, batches
 from holter.stopping import StopOn
 from holter.training_info import describe_training, rank_of_process
 from holter.writer import Writer
@@ -69,7 +69,6 @@ class Monitor:
         device = next(parameters_in(model)).device
         self._stages = Stages(device, DEVICE_PACE) if settings.stages else None
         machine = Machine(device) if settings.machine else None
-        self._collectives = CollectiveClock(model) if settings.machine else None
         self._examination, self._stop_on = self._examine(info, settings), StopOn(settings.stop_on)
         try:
             shown = make_sinks(sinks, self.path) if rank == 0 else ()  # one process tells the world
@@ -78,12 +77,11 @@ class Monitor:
             if self._examination is not None:
                 self._examination.stop()
             raise cannot_write(self.path, error) from error
-        self._thread_seconds = 0.0  # of the training thread
         self._working_thread: int | None = None  # the thread that is at work for Holter right now
-        self._writer_seconds, self._examination_seconds = 0.0, 0.0  # that are charged to the budget
         self._collector = Collector(
             model, self._layers, optimizers, settings, self._budget, self._writer.post, self._problems
         )
+        self._spending = Spending(self._budget, self._collector, self._writer, self._examination)
         self._capture = Capture(model, optimizers, scaler, self, self._problems, sees_ends=settings.stages)
         self._run = Run(self.path, rank) if self.path is not None else None
         self._history = History()  # as last read
@@ -100,8 +98,8 @@ class Monitor:
 
     @property
     def step(self) -> int:
-        """The number of the next optimizer step; steps count from 0."""
-        return self._collector.step
+        """The number of the next training step; steps count from 0."""
+        return self._collector.step + self._collector.steps.is_open
 
     @property
     def state(self) -> str:
@@ -145,11 +143,9 @@ class Monitor:
         """Everything recorded so far, as series; waits a moment for what is still being written."""
         with self._problems.contained("read the run back"):
             self.flush()
-            if self._run is None:
-                self._history = History(self._writer.records)
-            else:
+            if self._run is not None:
                 self._run.refresh()
-                self._history = self._run.history
+            self._history = self._run.history if self._run is not None else History(self._writer.records)
         return self._history
 
     def log(self, *unnamed: Any, **values: Any) -> None:
@@ -168,6 +164,8 @@ class Monitor:
     def _log(self, unnamed: tuple[Any, ...], values: Mapping[str, Any]) -> None:
         if unnamed:
             self._problems.add("log values", Complaint("they need names, as in log(loss=loss)"))
+        if self._collector.is_of_next(values):
+            self._end_step()
         self._collector.log(values)
 
     def clip_grad_norm_(
@@ -192,7 +190,7 @@ class Monitor:
             found: Tensor | None = self._clip_in_one_pass(max_norm)
             if found is not None:
                 return found
-        return torch.nn.utils.clip_grad_norm_(parameters_in(model), max_norm, norm_type, error_if_nonfinite, foreach)
+        return torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm, norm_type, error_if_nonfinite, foreach)
 
     def batches(self, loader: Iterable[Batch], *, progress: bool = False) -> Batches[Batch]:
         """`for batch in monitor.batches(loader)`: the same batches; counts them and times the waiting for them. With
@@ -218,7 +216,9 @@ class Monitor:
         self._collector.loaded(batch)
 
     def flush(self, seconds: float = 2.0) -> bool:
-        """Waits until everything recorded so far is in the file, at most this long; says whether it is."""
+        """Waits until everything recorded so far is in the file, at most this long; says whether it is. It ends the
+        training step, if an optimizer has stepped."""
+        self._end_step()
         with self._problems.contained("wait for the writer"):
             return self._writer.flush(seconds)
         return False
@@ -250,10 +250,17 @@ class Monitor:
 
     @contained("see a forward")
     def training_forward(self) -> None:
+        if self._collector.steps.ends_at_forward():
+            self._end_step()
         self._collector.training_forward()
         self._attempt("look at the order of the layers", self._collector.look_at_order)
         self._attempt("look at activations", self._collector.look_at_activations)
         self._time("forward_began")
+
+    @contained("see a forward of a part")
+    def part_forward(self) -> None:
+        self._end_step()
+        self._collector.part_forward()
 
     def forward_ended(self) -> None:
         with self._problems.contained("time a stage"):  # no more: to ask all that `attempt` asks would take longer
@@ -262,12 +269,16 @@ class Monitor:
 
     @contained("see a step coming")
     def before_step(self, optimizer: Optimizer, has_closure: bool) -> None:
+        if self._collector.steps.ends_before(optimizer, has_closure):
+            self._end_step()
         self._time("measuring")
+        is_first = self._collector.steps.begin(optimizer)
         if not has_closure:  # a closure runs the forward and computes the gradients inside the step
             self._attempt("take the activations", self._collector.take_activations)
-        self._attempt("read the weights", self._collector.read_weights)  # which wait for their turn after a look
+        if is_first:  # later some have changed
+            self._attempt("read the weights", self._collector.read_weights)  # which wait for their turn after a look
         if not has_closure:
-            self._read_gradients("step", optimizer)
+            self._attempt("read the gradients", self._collector.read_gradients, "step", optimizer)
         self._attempt("look at what a step changes", self._collector.before_update, optimizer, has_closure)
         self._time("step_began")
 
@@ -278,26 +289,23 @@ class Monitor:
         self._attempt("read the moments", self._collector.read_moments, optimizer)
         if has_closure:
             self._attempt("take the activations", self._collector.take_activations)
-            self._read_gradients("closure", optimizer)
-        self._finish_step(optimizer, skipped=False)
+            self._attempt("read the gradients", self._collector.read_gradients, "closure", optimizer)
+        self._take(optimizer, skipped=False)
 
     @contained("see a skipped step")
     def skipped_step(self, optimizer: Optimizer) -> None:
+        if self._collector.steps.ends_before(optimizer, False):
+            self._end_step()
+        self._collector.steps.begin(optimizer)
         self._attempt("take the activations", self._collector.take_activations)
-        self._read_gradients("skipped step", optimizer)
-        self._finish_step(optimizer, skipped=True)
+        self._attempt("read the gradients", self._collector.read_gradients, "skipped step", optimizer)
+        self._take(optimizer, skipped=True)
 
     def step_raised(self) -> None:
         self._collector.forget_step()
 
     def _take_note_of(self, seconds: float, charged: bool) -> None:
-        """Of the training thread's time."""
-        self._thread_seconds += seconds
-        self._budget.settle(self._visible(seconds) if charged else 0.0)
-
-    def _visible(self, seconds: float) -> float:
-        """What so much time of the processor adds to the training."""
-        return 0.0 if self._collector.is_hidden else seconds
+        self._spending.note(seconds, charged)
 
     # Guarded pieces: a failure in one does not keep the next from running -------------------------------------
 
@@ -306,16 +314,6 @@ class Monitor:
 
     def _time(self, moment: str) -> Any:
         return attempt(self, "time a stage", getattr(self._stages, moment)) if self._stages is not None else None
-
-    @contained("look at collectives")
-    def _look_at_collectives(self) -> None:
-        found = self._collectives.look(self.step) if self._collectives is not None else None
-        if found is not None:
-            self._collector.add(found.step, found.scalars)
-
-    @contained("read the gradients")
-    def _read_gradients(self, at: str, optimizer: Optimizer) -> None:
-        self._collector.gradients.read(at, optimizer)
 
     @contained("see torch's clip")
     def torch_clips(self, parameters: Sequence[Tensor], clip: Clip | None) -> None:
@@ -332,29 +330,28 @@ class Monitor:
             advice = "they are still multiplied by the loss scale: call scaler.unscale_(optimizer) before the clip"
             self._problems.add("trust the gradients at the clip", Complaint(advice))
 
-    def _finish_step(self, optimizer: Optimizer, skipped: bool) -> None:
+    def _take(self, optimizer: Optimizer, skipped: bool) -> None:
+        """This optimizer has had its turn in the training step, which may be over with it."""
         self._attempt("take the order of the layers", self._collector.take_order)
-        self._look_at_collectives()
-        self._record_step(optimizer, skipped, self._time("finish"))
+        self._attempt("describe a step", self._collector.take, optimizer, self._scaler(), skipped)
+        if self._collector.steps.take(optimizer):
+            self._end_step()
+        self._capture.await_forward(self._collector.awaits_parts)
 
     @contained("record a step")
-    def _record_step(self, optimizer: Optimizer, skipped: bool, times: StageTimes | None) -> None:
-        seconds = self._writer.seconds
-        self._budget.share_out(BESIDE * self._visible(seconds - self._writer_seconds))
-        self._writer_seconds = seconds
-        if self._examination is not None:  # which has a purse of its own
-            seconds = self._examination.seconds
-            self._budget.spend(self._visible(seconds - self._examination_seconds), None)
-            self._examination_seconds = seconds
-        self._problems.step = self.step
-        self._collector.finish(optimizer, self._scaler(), skipped=skipped, times=times)
+    def _end_step(self, is_last: bool = False) -> None:
+        """Records the training step, if an optimizer has stepped in it. The last one is not timed."""
+        if self._collector.steps.is_open:
+            self._attempt("look at collectives", self._collector.look_at_collectives)
+            self._spending.charge_other_threads()
+            self._problems.step = self._collector.step
+            self._collector.finish(None if is_last else self._time("finish"))
 
     @contained("begin a segment")
     def _begin_segment(self, step: int) -> None:
+        self._end_step()
         self._writer.begin_segment()
         self._collector.restart(step)
-        if self._collectives is not None:
-            self._collectives.restart()
 
     # The diagnosis ------------------------------------------------------------------------------------------
 
@@ -382,6 +379,7 @@ class Monitor:
 
     @contained("close")
     def _close(self, state: str, error: str = "") -> None:
+        self._end_step(is_last=True)
         self._closed = True
         self._at_exit.cancel()
         self._capture.detach()
@@ -393,6 +391,7 @@ class Monitor:
         if self._closed or os.getpid() != self._process:
             return
         with self._problems.contained("end with the model"):
+            self._end_step(is_last=True)
             self._closed = True
             self._at_exit.cancel()
             self._capture.abandon()

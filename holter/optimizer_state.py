@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from numbers import Real
@@ -13,30 +13,38 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from holter.capture import Layers
+from holter.capture import Layers, parameters_of
 from holter.draft import LateRows, NamedSums, RoleRows
 from holter.measuring import Measuring
 from holter.samples import Sampler, Segments, in_line
 from holter.statistics.device_rows import DeviceRows
 
 # Under which names optimizers keep the average of gradients, and that of their squares.
-_FIRST = ("exp_avg", "momentum_buffer", "momentum", "m")
-_SECOND = ("exp_avg_sq", "square_avg", "sum", "v")
+_FIRST = ("exp_avg", "momentum_buffer", "momentum", "m", "grad_avg")  # grad_avg, sqr_avg: fastai's
+_SECOND = ("exp_avg_sq", "square_avg", "sum", "v", "sqr_avg")
+_SETTINGS = {"learning_rate": ("lr",), "weight_decay": ("weight_decay", "wd")}  # wd: fastai's
 _NUMBERS = (int, float, Tensor, Real)  # Real: numpy's too
 EXTRAS = NamedSums(("rms_ratio", "below_eps"))
 
 
-def settings_of(optimizer: Optimizer) -> Iterator[tuple[str, Any]]:
-    """Rate and weight decay of every group, and how many steps its state has seen; numbers or tensors."""
+def settings_of(optimizer: Optimizer, number: int, number_of_group: Callable[[int], int]) -> Iterator[tuple[str, Any]]:
+    """Rate and weight decay of every group, and how many steps its state has seen; numbers or tensors.
+
+    Each under its number, the first under the bare name: of the optimizer, and of its groups by their places.
+    """
     for place, group in enumerate(optimizer.param_groups):
-        for name, key in (("learning_rate", "lr"), ("weight_decay", "weight_decay")):
-            value = group.get(key)
+        for name, keys in _SETTINGS.items():
+            value = next((group[key] for key in keys if key in group), None)
             if isinstance(value, _NUMBERS):
-                yield f"{name}/{place}" if place else name, value
+                yield _numbered(name, number_of_group(place)), value
     first = next(iter(optimizer.state.values()), None)
     steps = first.get("step") if isinstance(first, dict) else None
     if isinstance(steps, _NUMBERS) and (not isinstance(steps, Tensor) or steps.numel() == 1):
-        yield "optimizer_step", steps
+        yield _numbered("optimizer_step", number), steps
+
+
+def _numbered(name: str, number: int) -> str:
+    return f"{name}/{number}" if number else name
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,18 +66,19 @@ class OptimizerRoles:
         self._layers, self._measuring, self._pace = layers, measuring, pace
         self._sampler: Sampler | None = None
 
-    def after(self, optimizer: Optimizer) -> list[RoleRows]:
-        """What is kept for the measured layers, as far as it is of the shape of their parameters."""
+    def after(self, optimizer: Optimizer, key: int) -> list[RoleRows]:
+        """What is kept for the measured layers, as far as it is of the shape of their parameters. All optimizers of a
+        training step have one `key`, and so one pace."""
         if self._pace is None or not optimizer.state:
             return []
         cadence, found = self._measuring.cadence, []
-        kind = f"momentum {id(optimizer)}"
-        if cadence.is_wanted(kind, self._pace):
+        kind = f"momentum {key}"
+        if cadence.goes_on(kind) or cadence.is_wanted(kind, self._pace):
             kept = {one.name: one.first for one in self._kept(optimizer) if one.first is not None}
             for names, rows in self._measuring.measure(kind, list(kept), list(kept.values()), self._pace):
                 found.append(RoleRows("momentum", tuple(names), rows))
-        kind = f"second_moment {id(optimizer)}"
-        if cadence.is_wanted(kind, self._pace):
+        kind = f"second_moment {key}"
+        if cadence.goes_on(kind) or cadence.is_wanted(kind, self._pace):
             by_name = {one.name: one for one in self._kept(optimizer) if one.second is not None}
             tensors = [one.second for one in by_name.values() if one.second is not None]
             for names, rows in self._measuring.measure(kind, list(by_name), tensors, self._pace):
@@ -83,9 +92,9 @@ class OptimizerRoles:
 
     def _kept(self, optimizer: Optimizer) -> Iterator[_Kept]:
         group_of = {id(parameter): group for group in optimizer.param_groups for parameter in group["params"]}
-        for name, parameter in zip(*self._layers.current(), strict=True):
+        for name, parameter in zip(*self._layers.among(parameters_of(optimizer)), strict=True):
             state = optimizer.state.get(parameter)
-            if id(parameter) in group_of and isinstance(state, dict):
+            if isinstance(state, dict):
                 first, second = (_alike(parameter, state, keys) for keys in (_FIRST, _SECOND))
                 yield _Kept(name, parameter, first, second, state.get("step"), group_of[id(parameter)])
 

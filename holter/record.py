@@ -59,7 +59,7 @@ class LayerRows:
 
 @dataclass(frozen=True, eq=False)
 class Record:
-    """All that is known of one optimizer step.
+    """All that is known of one training step.
 
     `rows` is keyed by role ("gradient", "weight", ...), an open set. `notes` are words about the step, such as
     where its gradients were read. A `late` record holds values that were logged for a step after its own record

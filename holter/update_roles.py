@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from holter.capture import Layers, gradient_scale_of, held_by
+from holter.capture import Layers, parameters_of
 from holter.draft import LateRows, RoleRows
+from holter.loss_scaler import gradient_scale_of
 from holter.measuring import Measuring
 from holter.optimizer_state import number_on_host
 from holter.statistics.device_rows import DeviceRows
@@ -30,6 +31,7 @@ class _Look:
     parameters: list[Tensor]
     before: Before | None = None  # None where only gradients are sampled, a step ahead of an update
     gradients: Gradients | None = None  # None until a closure has computed them
+    kind: str = _TO_COME
 
 
 class UpdateRoles:
@@ -42,8 +44,9 @@ class UpdateRoles:
         self._looks: list[_Look] = []  # at the step that is being taken
         self._late_measurer = Measurer()  # of the writer's thread: two threads cannot share one
 
-    def before(self, step: int, optimizer: Optimizer, has_closure: bool) -> None:
-        """Samples what this optimizer is about to change, and gradients one step ahead of that.
+    def before(self, step: int, optimizer: Optimizer, has_closure: bool, key: int) -> None:
+        """Samples what this optimizer is about to change, and gradients one step ahead of that. All optimizers of a
+        training step have one `key`, and so one pace.
 
         A closure computes the gradients inside the step: they are sampled after it.
         """
@@ -51,8 +54,8 @@ class UpdateRoles:
         self._looks = []
         if self._pace is None:
             return
-        kind, last = _kind(optimizer), self._turn(step, optimizer)
-        is_wanted = cadence.is_wanted(kind, self._pace)
+        kind, last = f"update {key}", self._turn(step, optimizer)
+        is_wanted = cadence.goes_on(kind) or cadence.is_wanted(kind, self._pace)
         if not is_wanted and not cadence.is_next(kind, self._pace, step - last):
             return
         for names, parameters in self._measuring.by_device(*self._named(optimizer, has_closure)):
@@ -63,6 +66,7 @@ class UpdateRoles:
                     scale = gradient_scale_of(optimizer)
                     look.gradients = updates.gradients(step, last, names, parameters, scale)
                 if is_wanted:
+                    look.kind = kind
                     look.before = updates.before(parameters, self._measuring.measurer)
             if is_wanted or has_closure:
                 self._looks.append(look)
@@ -72,8 +76,7 @@ class UpdateRoles:
         looks, self._looks = self._looks, []
         found = []
         for look in looks:
-            kind = _kind(optimizer) if look.before is not None else _TO_COME
-            with self._measuring.cadence.account(kind, False, look.parameters):
+            with self._measuring.cadence.account(look.kind, False, look.parameters):
                 if look.gradients is None:
                     last, step = self._turns[optimizer]
                     look.gradients = look.updates.gradients(step, last, look.names, look.parameters, None)
@@ -87,12 +90,11 @@ class UpdateRoles:
 
     def _named(self, optimizer: Optimizer, has_closure: bool) -> tuple[list[str], list[Tensor]]:
         """The measured parameters that this optimizer will change, as far as that is known."""
-        held = held_by(optimizer)
         names: list[str] = []
         parameters: list[Tensor] = []
-        for name, parameter in zip(*self._layers.current(), strict=True):
+        for name, parameter in zip(*self._layers.among(parameters_of(optimizer)), strict=True):
             has_gradient = parameter.grad is not None and not parameter.grad.is_sparse
-            if id(parameter) in held and (parameter.requires_grad if has_closure else has_gradient):
+            if parameter.requires_grad if has_closure else has_gradient:
                 names.append(name)
                 parameters.append(parameter)
         return names, parameters
@@ -123,8 +125,3 @@ def _rates(optimizer: Optimizer, parameters: Sequence[Tensor]) -> tuple[float, .
     """Of the group that each is in; NaN where it is not known on the host."""
     rate_of = {id(parameter): group.get("lr") for group in optimizer.param_groups for parameter in group["params"]}
     return tuple(number_on_host(rate_of.get(id(parameter))) for parameter in parameters)
-
-
-def _kind(optimizer: Optimizer) -> str:
-    """A pace for each: of two that take turns one might never be looked at otherwise."""
-    return f"update {id(optimizer)}"

@@ -40,7 +40,7 @@ def watch(
     stop_on: str | None = None,
     patience: int | None = None,
 ) -> Monitor:
-    """Records every optimizer step of this model from now on, in the directory `run` (False: in memory).
+    """Records every training step of this model from now on, in the directory `run` (False: in memory).
 
     Gradients are measured every `every` steps, the others every so many, None for never, within `budget`: the share of
     the time that monitoring may take (None: no limit, 0: scalars only). `layers` selects by patterns ("h.*.attn.*") or

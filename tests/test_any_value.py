@@ -125,9 +125,9 @@ def test_parts_that_do_not_fit_together_cost_their_role() -> None:
 
 
 def test_gradients_of_an_unknown_scale_are_left_out_and_the_others_stay() -> None:
-    rows = [RoleRows(role, ("a",), _rows(1)) for role in ("gradient", "weight")]
-    record, told = _made(Draft(rows=rows, gradient_scale=META))
-    assert set(record.rows) == {"weight"} and told == ["read the scale of the gradients"]
+    rows = [RoleRows("gradient", ("a",), _rows(1), scale=META), RoleRows("weight", ("a",), _rows(1))]
+    record, told = _made(Draft(rows=rows))
+    assert set(record.rows) == {"weight"} and told == ["measure the gradient"]
 
 
 def test_a_clip_whose_norm_cannot_be_read_leaves_an_unknown_part() -> None:

@@ -174,7 +174,7 @@ def test_a_step_that_the_loss_scaler_skips_is_a_record() -> None:
 # Manual optimisation ------------------------------------------------------------------------------------------
 
 
-def test_every_step_of_two_optimizers_is_a_record() -> None:
+def test_parts_that_are_trained_in_turn_have_a_record_each() -> None:
     """As in the plain loop, where the generator's gradients are clipped and the critic's are not."""
     generator, critic = parts_of_a_gan()
     first, second = optimizers_of(generator, critic)
@@ -197,7 +197,9 @@ def test_every_step_of_two_optimizers_is_a_record() -> None:
     assert history.scalar("gradient_norm")[0].tolist() == list(range(60))
     assert history.scalar("gradient_norm")[1].tolist() == pytest.approx(norms, rel=1e-6)
     np.testing.assert_allclose(history.series("gradient", "norm")[2], layers, rtol=1e-6)
-    assert history.scalar("learning_rate")[1].tolist() == pytest.approx([1e-2, 0.1] * 30)
+    for name, first_step, rate in (("learning_rate", 0, 1e-2), ("learning_rate/1", 1, 0.1)):  # in a series each
+        steps, rates = history.scalar(name)
+        assert steps.tolist() == list(range(first_step, 60, 2)) and set(rates) == {rate}
     assert not [finding for finding in monitor.findings if finding.where == "monitor"]
 
 

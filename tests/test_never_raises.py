@@ -33,6 +33,7 @@ from holter import (
     journal,
     loader_workers,
     logged,
+    loss_scaler,
     machine,
     modules,
     monitor,
@@ -40,8 +41,11 @@ from holter import (
     repeats,
     run,
     sinks,
+    spending,
     stages,
+    training_steps,
     transfer,
+    weight_role,
     writer,
 )
 from holter.diagnosis.finding import Finding
@@ -62,6 +66,7 @@ MODULES = (
     *(blocks, cpu_rows, device_rows, histogram, measure, rows, torch_rows),
     *(budget, capture, codec, collector, draft, gradient_reads, history, journal, record, run, transfer, writer),
     *(collectives, examination, execution, loader_workers, machine, modules),
+    *(loss_scaler, spending, training_steps, weight_role),
     *(batch, content, logged, repeats),
 )
 # Not faulted: what runs once in watch(), before training, where errors are raised on purpose; and the hooks
@@ -228,7 +233,7 @@ def test_pieces_under_one_guard_are_found(monkeypatch: pytest.MonkeyPatch) -> No
         with self._problems.contained("read a step"):
             self._collector.take_activations()
             self._collector.read_weights()
-            self._collector.gradients.read("step", optimizer)
+            self._collector.read_gradients("step", optimizer)
 
     monkeypatch.setattr(monitor.Monitor, "before_step", in_one)
     assert "gradient" in _roles_with("", monkeypatch)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import holter
-from holter import machine, monitor
+from holter import collector, machine, monitor
 from holter.settings import HISTOGRAMS, Settings
 from tests.models import Training, differences, make, mlp
 
@@ -124,8 +124,8 @@ def test_a_machine_that_is_off_is_never_looked_at(monkeypatch: pytest.MonkeyPatc
     def forbidden(*_: Any) -> None:
         raise AssertionError("the machine was looked at")
 
-    for name in ("Machine", "CollectiveClock"):
-        monkeypatch.setattr(monitor, name, forbidden)
+    monkeypatch.setattr(monitor, "Machine", forbidden)
+    monkeypatch.setattr(collector, "CollectiveClock", forbidden)
     training = trained(2, machine=False)
     assert scalars(training, "machine/") == [] and training.monitor.findings == ()
 

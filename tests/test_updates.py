@@ -303,9 +303,9 @@ def test_optimizers_that_take_turns_have_a_cosine_each(updates: int) -> None:
     gradients: dict[int, Tensor] = {}
     with holter.watch(model, list(optimizers.values()), run=False, updates=updates, budget=None) as monitor:
         for _ in range(8):
-            model.zero_grad()
-            model["b"](model["a"](torch.randn(2, 4))).square().sum().backward()
-            for name, optimizer in optimizers.items():
+            for name, optimizer in optimizers.items():  # a forward between them, or they were one training step
+                model.zero_grad()
+                model["b"](model["a"](torch.randn(2, 4))).square().sum().backward()
                 gradients[len(gradients)] = model[name].weight.grad.flatten().clone()
                 optimizer.step()
         steps, layers, cosines = monitor.history.series("update", "cosine")

@@ -66,7 +66,7 @@ class HolterTracker(tracking.GeneralTracker):  # type: ignore[misc]  # of no kno
         """Not kept: a configuration may hold what must not be in a run's files."""
 
     def log(self, values: Mapping[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """`step` is not asked for: a monitor counts optimizer steps, and a value belongs to the one at hand."""
+        """`step` is not asked for: a monitor counts training steps, and a value belongs to the one at hand."""
         self._monitor.log(**{name: value for name, value in values.items() if is_loggable(name, value)})
 
     def finish(self) -> None:
@@ -144,6 +144,6 @@ def _backward_stand_in(inner: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def share_of_step(accelerator: Any, loss: Tensor) -> Tensor:
-    """What this backward adds to the loss of its optimizer step: all of them add up to it."""
+    """What this backward adds to the loss of its training step: all of them add up to it."""
     parts = 1 if accelerator.distributed_type == "DEEPSPEED" else accelerator.gradient_accumulation_steps
     return loss.detach() / parts

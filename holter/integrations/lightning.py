@@ -1,4 +1,4 @@
-"""Holter in Lightning: `Trainer(callbacks=[HolterCallback()])` records every optimizer step of a fit.
+"""Holter in Lightning: `Trainer(callbacks=[HolterCallback()])` records every training step of a fit.
 
 Lightning passes every optimizer a closure in which forward, backward and clip happen, and calls `training_step` without
 the module's own forward hooks. So what a plain loop shows by itself is told here: when a batch is begun, when its
