@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import holter
-from holter.diagnosis.causes import depth, growth, units, wiring
+from holter.diagnosis.causes import depth, growth, units, unwritten, wiring
 from holter.diagnosis.doctor import Doctor
 from holter.diagnosis.finding import Finding
 
-RULES = (*depth.RULES, *units.RULES, *wiring.RULES, *growth.RULES)
+RULES = (*depth.RULES, *units.RULES, *wiring.RULES, *unwritten.RULES, *growth.RULES)
 INPUTS, CLASSES, WORDS, LENGTH = 20, 6, 40, 12
 
 Change = Callable[[int], Any]  # called before every step

@@ -11,7 +11,12 @@ import numpy as np
 from holter.diagnosis.chart import Chart, until_news
 from holter.series import Flags, Integers
 
+ROOT = "model"  # the module without a name, among those whose activations are looked at
 NOT_HIDDEN = ("embedding", "norm", "output")  # parts that no signal only passes through
+# Kinds of modules that multiply a signal with their weights; in others only what is called a weight does that.
+PASSES = ("Linear", "Conv", "RNN", "LSTM", "GRU", "Bilinear")
+_A_WEIGHT = re.compile(r"(^|_)(w|weights?|kernel|proj|matrix)\d*(_|$)", re.IGNORECASE)
+_USED_UNCALLED = "NonDynamicallyQuantizableLinear"
 _TRANSPOSED = ("Conv1D", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d")  # laid out from inputs to outputs
 
 
@@ -68,10 +73,18 @@ def is_upstream(chart: Chart, names: Collection[str], others: Collection[str]) -
 
 
 def did_run(chart: Chart, parameter: str) -> bool:
-    """Whether its module was seen in a forward. Some modules use the weights of their parts without calling them."""
+    """Whether the module that it is used by was seen in a forward. One that holds others may well not use a parameter
+    of its own; and torch's attention uses the weights of its output layer without calling that."""
     module = owner(parameter)
-    parent = module.rpartition(".")[0]
-    return module in chart.depth or bool(parent and parent in chart.depth)
+    if chart.module(parameter) == _USED_UNCALLED:
+        return module.rpartition(".")[0] in chart.depth
+    return module in chart.depth and not holds_others(chart, module)
+
+
+@until_news
+def holds_others(chart: Chart, module: str) -> bool:
+    """Whether parameters of other modules lie within it."""
+    return any(is_within(name, module) and owner(name) != module for name in chart.parameters)
 
 
 def elements(chart: Chart, names: Iterable[str]) -> int:
@@ -88,6 +101,21 @@ def fan_in(chart: Chart, parameter: str) -> int:
     return max(1, math.prod(shape[1:]))
 
 
+def units(chart: Chart, parameter: str) -> int:
+    """How many numbers a matrix puts out, for each of which it has a line of weights."""
+    return chart.shape(parameter)[1 if chart.module(parameter) in _TRANSPOSED else 0]
+
+
+def is_multiplied(chart: Chart, parameter: str) -> bool:
+    """Whether a signal is multiplied with it, as far as is known: a matrix may hold logarithms or first states too.
+
+    Of modules of the user's own it is told by the name of the parameter.
+    """
+    kind = chart.module(parameter)
+    is_map = not kind or any(word in kind for word in PASSES)
+    return is_map or _A_WEIGHT.search(parameter.rpartition(".")[2]) is not None
+
+
 @until_news
 def hidden_matrices(chart: Chart, names: tuple[str, ...]) -> list[int]:
     """Places of the weights that the signal passes through between the input and the output, in this order."""
@@ -95,7 +123,10 @@ def hidden_matrices(chart: Chart, names: tuple[str, ...]) -> list[int]:
     chosen = [
         place
         for place, name in enumerate(names)
-        if chart.is_matrix(name) and chart.part(name) not in NOT_HIDDEN and fan_in(chart, name) > 1
+        if chart.is_matrix(name)
+        and chart.part(name) not in NOT_HIDDEN
+        and fan_in(chart, name) > 1
+        and is_multiplied(chart, name)
     ]
     return sorted(chosen, key=lambda place: chart.depth.get(names[place], end))
 

@@ -106,6 +106,7 @@ class Chart:
         listed = info.get("layers")
         known = listed if isinstance(listed, list) else ()
         self._activation_dtypes: dict[str, str] = {}
+        self._repeats: dict[str, int] = {}
         self._layers = {str(layer.get("name")): layer for layer in known if isinstance(layer, dict)}
         # Names as they were at the start, from the input to the output where that is known.
         self.parameters = tuple(self._layers)
@@ -137,6 +138,8 @@ class Chart:
                 self.roles_since[role] = moment.step
                 new.add(COURSE)
             self._sheets[role].add(moment.step, rows)
+            if role == "weight" and not self._repeats:
+                self._repeats = _repeats_in(rows)
         if names := names_in(moment.notes.get(EXECUTION_ORDER)):
             self.depth = {name: place for place, name in enumerate(names)}
             self.parameters = self.in_depth(self._layers)
@@ -249,6 +252,11 @@ class Chart:
             name = name.rpartition(".")[0]
         return self._activation_dtypes.get(name or "model")
 
+    def repeats(self, parameter: str) -> int | None:
+        """How often, at most, every value of a weight stood in it when its first histogram was taken: a multiple of the
+        number of its rows if all of them are equal, and 1 in nearly all that are random. None without a histogram."""
+        return self._repeats.get(parameter)
+
     def is_matrix(self, parameter: str) -> bool:
         return parameter in self._matrices
 
@@ -260,6 +268,13 @@ class Chart:
     def total_steps(self) -> int | None:
         planned = self.info.get("total_steps")
         return planned if isinstance(planned, int) else None
+
+
+def _repeats_in(found: LayerRows) -> dict[str, int]:
+    histograms = found.rows.histograms
+    if histograms is None:
+        return {}
+    return {name: int(np.gcd.reduce(histograms[place].counts)) for place, name in enumerate(found.layers)}
 
 
 def last_of(series: Series) -> Floats:

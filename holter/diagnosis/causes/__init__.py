@@ -15,6 +15,7 @@ from holter.diagnosis.causes import (
     rates,
     targets,
     units,
+    unwritten,
     wiring,
 )
 from holter.diagnosis.suspicion import Rule
@@ -26,6 +27,7 @@ RULES: tuple[Rule, ...] = (
     *depth.RULES,
     *units.RULES,
     *wiring.RULES,
+    *unwritten.RULES,
     *growth.RULES,
     *data.RULES,
     *targets.RULES,

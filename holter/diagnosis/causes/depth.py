@@ -7,12 +7,12 @@ whatever its size (1 for Xavier, 1.4 for Kaiming, 0.6 as torch does it, 0.02 x s
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from holter.diagnosis.anatomy import fan_in, hidden_matrices, output_matrix, owner
+from holter.diagnosis.anatomy import PASSES, fan_in, hidden_matrices, output_matrix, owner, units
 from holter.diagnosis.causes.batches import inputs_are_large
 from holter.diagnosis.chart import Chart, until_news
 from holter.diagnosis.suspicion import Case, Kind, Suspicion
@@ -27,7 +27,7 @@ _UNLIKE = 8.0  # times the median of the other layers
 _LOUD = 8.0  # of the output's spread at the first step: a softmax of that is sure before it has learnt anything
 _ALIKE = 1.001  # effective rank of units that are all the same
 _LAYERS = 4  # that make a chain
-_PASSES = ("Linear", "Conv", "RNN", "LSTM", "GRU", "Bilinear")  # kinds of modules whose rows are units
+_VARIED = 2.0  # effective rank of a signal that a layer of unlike units would put out with more than one too
 
 
 @dataclass(frozen=True)
@@ -226,17 +226,30 @@ def _suspects(chart: Chart) -> list[tuple[str, float, bool, float | None]]:
     found = []
     for place in hidden_matrices(chart, rms.names):
         name, size = rms.names[place], sizes[place]
-        rank = ranks.get(owner(name))
-        is_uniform, is_one = size > 0 and spreads[place] <= 1e-3 * size, rank is not None and 0.5 < rank <= _ALIKE
+        module = owner(name)
+        rank = ranks.get(module, math.nan)
+        # Units with weights of their own channel (a depthwise convolution) may all have the same.
+        is_uniform, is_one = size > 0 and spreads[place] <= 1e-3 * size and not rank > _ALIKE, 0.5 < rank <= _ALIKE
         if (is_uniform or is_one or size == 0) and _has_units(chart, name):
-            is_known = is_one and counts.get(owner(name), 0.0) / chart.shape(name)[0] >= 4  # enough examples to tell
+            is_known = is_one and counts.get(module, 0.0) / units(chart, name) >= 4  # enough examples to tell
+            is_known = is_known and _has_equal_rows(chart, name, ranks)
             found.append((name, size, is_uniform, rank if is_known else None))
     return found
 
 
+def _has_equal_rows(chart: Chart, name: str, ranks: Mapping[str, float]) -> bool:
+    """Whether it is its weights that make all units say the same. A layer has no more rank than what comes in: that of
+    a single number is one. Without a histogram what comes in is taken to be what was put out just before."""
+    repeats = chart.repeats(name)
+    if repeats is not None:
+        return repeats % units(chart, name) == 0
+    before = list(ranks)[: list(ranks).index(owner(name))]
+    return bool(before) and ranks[before[-1]] >= _VARIED
+
+
 def _has_units(chart: Chart, name: str) -> bool:
-    kind, shape = chart.module(name), chart.shape(name)
-    return (not kind or any(word in kind for word in _PASSES)) and shape[0] >= 3 and fan_in(chart, name) > 1
+    kind = chart.module(name)
+    return (not kind or any(word in kind for word in PASSES)) and units(chart, name) >= 3 and fan_in(chart, name) > 1
 
 
 def _never_moves(case: Case, name: str) -> bool:

@@ -12,6 +12,7 @@ from holter.diagnosis.suspicion import Case, Kind, Suspicion
 from holter.series import Flags, Floats, Integers, Series, overall_median
 from holter.words import number, share
 
+_HALF = "float16"
 _LARGEST, _SMALLEST = 65504.0, 2.0**-24  # that float16 can hold
 _LATELY = 20  # steps in which skips are counted
 _SKIPS = 4  # of them: a scaler that tries a larger scale skips one, and at first a few
@@ -157,6 +158,8 @@ def underflow(case: Case) -> Iterator[Suspicion]:
     zeros, tops = chart.table("gradient", "zero_share"), chart.table("gradient", "abs_max")
     if not (tops.values[-1] * _scales(chart, zeros.steps[-1:]) < _GRID * _SMALLEST).any():
         return
+    if not _may_be_half(chart, zeros.names).any():
+        return
     flushed = _flushed(chart, zeros, tops, 64)
     run = _run(np.asarray(flushed.any(axis=1)))
     if run >= 24:  # it may have begun before
@@ -168,6 +171,8 @@ def underflow(case: Case) -> Iterator[Suspicion]:
     since = int(zeros.steps[len(zeros) - run])
     flushed[-1] = flushed.any(axis=0)
     layers = chart.in_depth(name for name, is_bad in zip(zeros.names, flushed[-1].tolist(), strict=True) if is_bad)
+    if chart.parameters and not any(chart.is_matrix(name) for name in layers):
+        return  # the bias of attention's keys has no gradient but for rounding
     worst = float(np.nanmax(zeros.values[-40:, flushed[-1]]))
     largest = float(np.nanmax(tops.values[-40:, flushed[-1]]))
     # So that the largest of them is where float16 is at its best, with room for a hundredfold.
@@ -192,15 +197,16 @@ def _flushed(chart: Chart, shares: Series, largest: Series, most: int) -> Flags:
     """Which gradients have lost values below the smallest of float16, in the last so many looks: [looks, layers]."""
     steps, zeros, tops = shares.steps[-most:], shares.values[-most:], largest.values[-most:]
     grid = tops * (_scales(chart, steps) / _SMALLEST)[:, None]
+    may_be = _may_be_half(chart, largest.names)
     with np.errstate(invalid="ignore"):
-        is_on_grid = (grid >= 1) & (grid < _GRID) & (np.abs(grid - np.round(grid)) < 1e-9 * grid)
-        many, nothing = zeros >= _ZEROS, tops == 0
+        is_on_grid = (grid >= 1) & (grid < _GRID) & (np.abs(grid - np.round(grid)) < 1e-9 * grid) & may_be
+        many, nothing = (zeros >= _ZEROS) & may_be, (tops == 0) & may_be
     # One tensor may be on it by chance, as bfloat16 has numbers with few digits; several near its first steps are not.
     proof = (is_on_grid.sum(axis=1) >= 2) & (is_on_grid & (grid < 64)).any(axis=1) & (many | nothing).any(axis=1)
     is_half = _is_half(chart, largest)
     if not is_half and proof[-8:].sum() < 2:
         return np.zeros(grid.shape, dtype=bool)
-    proof |= is_half & nothing.all(axis=1)
+    proof |= is_half & (nothing | ~may_be).all(axis=1)
     return np.asarray((is_on_grid & many & (is_half | proof[:, None])) | (nothing & proof[:, None]))
 
 
@@ -223,12 +229,22 @@ def _scales(chart: Chart, steps: Integers) -> Floats:
     return found
 
 
+@until_news
+def _may_be_half(chart: Chart, names: tuple[str, ...]) -> Flags:
+    """Whose gradients may be float16 numbers: none where layers were looked at and none computed in it. A recurrent
+    layer may do so and put out float32. Rows of an embedding that a batch does not use have no gradient in any format.
+    """
+    seen = {chart.activation_dtype(name) for name in names} | {chart.dtype(name) for name in names}
+    is_half = _HALF in seen or (None in seen and "bfloat16" not in seen)
+    found = [is_half and chart.part(name) != "embedding" for name in names]
+    return np.array(found, dtype=bool)
+
+
 def _is_half(chart: Chart, largest: Series) -> bool:
-    """Whether gradients are float16 numbers: as the weights are, or a scaler says, or most of their largest values
-    have the 11 binary digits of float16 and not the 8 of bfloat16."""
-    layers = chart.info.get("layers", ())
+    """Whether gradients are float16 numbers: as layers compute, or their weights are, or a scaler says, or most of
+    their largest values have the 11 binary digits of float16 and not the 8 of bfloat16."""
     if len(chart.scalar("loss_scale")) or any(
-        isinstance(one, dict) and one.get("dtype") == "float16" for one in layers
+        _HALF in (chart.dtype(name), chart.activation_dtype(name)) for name in largest.names
     ):
         return True
     tops = largest.opening[:8]

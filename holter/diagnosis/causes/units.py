@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from holter.diagnosis.anatomy import began, is_upstream, output_matrix, owner
+from holter.diagnosis.anatomy import ROOT, began, is_upstream, output_matrix, owner
 from holter.diagnosis.chart import Chart, last_of, until_news
 from holter.diagnosis.evidence import matrices, most_zeros
 from holter.diagnosis.suspicion import Case, Kind, Suspicion
@@ -77,7 +77,7 @@ def _zero_on_purpose(chart: Chart, dead: Series, step: int) -> set[str]:
         row = norms.values[max(int(np.searchsorted(norms.steps, step, side="right")) - 1, 0)]
         for name, norm in zip(norms.names, row.tolist(), strict=True):
             if not name.endswith("bias"):
-                (zero_weights if norm == 0 else alive).add(owner(name))
+                (zero_weights if norm == 0 else alive).add(owner(name) or ROOT)
     zero: set[str] = set()
     before = ""
     for place, module in enumerate(dead.names):
@@ -111,7 +111,8 @@ def _dead_by_gradient(case: Case) -> Suspicion | None:
         was = zeros.before(since or 0, most=32)[:, place]
         rose = len(was) < 4 or float(median(was[:, None])[0]) < 0.5 * overall_median(recent[:, place])
         part = overall_median(recent[:, place])
-        if since is not None and rose and part >= _DEAD_AT_ONCE and np.std(recent[:, place]) < 0.1:
+        is_steady = rose and part >= _DEAD_AT_ONCE and np.std(recent[:, place]) < 0.1
+        if since is not None and is_steady and not _looks_alive(case, since):
             return _dead(case, owner(zeros.names[place]), zeros.names[place], part, since)
     return None
 
@@ -137,18 +138,17 @@ def _fully_dead(case: Case, zeros: Series, places: list[int]) -> Suspicion | Non
     if not learning or not is_upstream(chart, names, learning):
         return None
     silent = [n for n, z in zip(zeros.names, zeros.values[-1].tolist(), strict=True) if z == 1]
-    if any(chart.depth.get(name, -1) > first_alive for name in silent) or _looks_alive(case, names):
-        return None
     last = max(names, key=lambda name: chart.depth.get(name, -1))
     since = began(zeros.steps, zeros.values[:, zeros.names.index(last)] == 1)
-    return None if since is None else _dead(case, owner(last), last, 1.0, since)
+    if since is None or any(chart.depth.get(name, -1) > first_alive for name in silent) or _looks_alive(case, since):
+        return None
+    return _dead(case, owner(last), last, 1.0, since)
 
 
-def _looks_alive(case: Case, names: Sequence[str]) -> bool:
-    """Whether a look since then showed no dead unit: then something else keeps the gradient away."""
-    dead, zeros = case.chart.table("activation", "dead"), case.chart.table("gradient", "zero_share")
-    since = began(zeros.steps, zeros.values[:, zeros.names.index(names[-1])] == 1)
-    is_new = len(dead) > 0 and since is not None and dead.steps[-1] >= since
+def _looks_alive(case: Case, since: int) -> bool:
+    """Whether a look since then showed no dead unit: then something else keeps the gradient away, such as dropout."""
+    dead = case.chart.table("activation", "dead")
+    is_new = len(dead) > 0 and dead.steps[-1] >= since
     return bool(is_new and np.fmax.reduce(dead.values[-1]) < _DEAD_LASTING)
 
 

@@ -1,4 +1,4 @@
-"""Layers that do not learn because of how they are wired: frozen, cut off, held by no optimizer, never written."""
+"""Layers that do not learn because of how they are wired: frozen, cut off, held by no optimizer."""
 
 from __future__ import annotations
 
@@ -12,22 +12,19 @@ from holter.diagnosis.anatomy import (
     elements,
     first_in_depth,
     holder,
+    holds_others,
     is_upstream,
     kind_of,
     last_in_depth,
     owner,
 )
 from holter.diagnosis.chart import Chart, until_news
-from holter.diagnosis.evidence import is_adaptive
 from holter.diagnosis.suspicion import Case, Kind, Suspicion
-from holter.series import Flags, Floats, Series, median
+from holter.series import Flags, Floats, Series
 
 _GONE = 3  # measurements in a row without a gradient
 _USUAL, _REGULAR = 32, 0.95  # so many before that, of which so many had one: else layers take turns (experts)
 _FEW = 5  # measurements that make a past
-_VALUES = 20.0  # of a layer's sample that must have had a gradient before their rest says anything
-_HALF = ("float16", "bfloat16")
-_ROUNDING = 1e-6  # of a weight's size; below a tenth of that float32 loses a step
 
 
 @dataclass(frozen=True)
@@ -53,6 +50,8 @@ def lost_gradient(case: Case) -> Iterator[Suspicion]:
     yield from _all_replaced(case)
     gap = _gap(case.chart)
     if gap is None or (gap.is_zero and not _is_alive(case.chart, gap)) or _is_idle(case.chart, gap):
+        return
+    if _is_relieved(case.chart, gap):
         return
     standing = _standing(case.chart, gap)
     if standing.frozen:
@@ -123,6 +122,13 @@ def _is_idle(chart: Chart, gap: _Gap) -> bool:
     places = [place for place, name in enumerate(seen.names) if name in modules]
     is_new = len(seen) > 0 and seen.steps[-1] >= gap.since
     return bool(is_new and places and not np.isfinite(seen.values[-1, places]).any())
+
+
+def _is_relieved(chart: Chart, gap: _Gap) -> bool:
+    """Whether others got their gradient in the same step: tasks, or stages of a training, take turns."""
+    norms = chart.table("gradient", "norm")
+    before, after = norms.before(gap.since, _GONE), norms.since(gap.since)[:2]
+    return len(before) == _GONE and bool((~(before > 0).any(axis=0) & (after > 0).any(axis=0)).any())
 
 
 def _shares_examples(chart: Chart, gap: _Gap) -> bool:
@@ -234,13 +240,23 @@ def _unheld(chart: Chart, layers: Sequence[str], learning: Sequence[str]) -> Ite
     if len(with_gradient):
         known = dict(zip(with_gradient.names, with_gradient.values[-1].tolist(), strict=True))
         layers = [name for name in layers if known.get(name) != 0]
-    if not layers or is_upstream(chart, layers, learning):
+    if not layers:
         return
-    if learning and elements(chart, layers) > 0.5 * elements(chart, (*layers, *learning)):
-        return  # few are held on purpose: adapters, biases, a head
-    if learning and not chart.depth and not len(with_gradient):
-        return
+    if not _are_chosen(chart, layers):
+        if is_upstream(chart, layers, learning):
+            return
+        if learning and elements(chart, layers) > 0.5 * elements(chart, (*layers, *learning)):
+            return  # few are held on purpose: adapters, biases, a head
+        if learning and not chart.depth and not len(with_gradient):
+            return
     yield _not_held(chart, layers, chart.first_step, 0.95 if not learning else 0.8)
+
+
+def _are_chosen(chart: Chart, layers: Sequence[str]) -> bool:
+    """Whether a few still require a gradient where the rest of the model was told not to: they are meant to learn."""
+    names, wanted, _ = _at_first(chart)
+    frozen = [name for name, wants in zip(names, wanted.tolist(), strict=True) if not wants]
+    return bool(frozen) and elements(chart, layers) <= 0.5 * elements(chart, frozen)
 
 
 def _cut_off(chart: Chart, layers: Sequence[str], learning: Sequence[str]) -> Iterator[Suspicion]:
@@ -250,6 +266,8 @@ def _cut_off(chart: Chart, layers: Sequence[str], learning: Sequence[str]) -> It
     known = dict(zip(flags.names, flags.values[-1].tolist(), strict=True)) if len(flags) else {}
     # One that has a gradient, of an optimizer that does not step, is cut off from nothing.
     ran = [name for name in layers if did_run(chart, name) and known.get(name) != 1]
+    # Where a module that holds others uses a parameter of its own is not known.
+    learning = [name for name in learning if not holds_others(chart, owner(name))]
     if not ran or not learning:
         return
     if is_upstream(chart, [first_in_depth(chart, ran)], learning):
@@ -319,70 +337,4 @@ def _detached(chart: Chart, layers: Sequence[str], since: int, score: float) -> 
     )
 
 
-# Not written ----------------------------------------------------------------------------------------------------
-
-
-def not_written(case: Case) -> Iterator[Suspicion]:
-    """weight-not-written: one tensor keeps every bit while its gradient and its rate ask for a change."""
-    chart = case.chart
-    if not (chart.now("update", "unchanged")[1] == 1).any():
-        return
-    unchanged, planned = chart.table("update", "unchanged"), chart.table("update", "planned_ratio")
-    if len(unchanged) < 2 or planned.names != unchanged.names:
-        return
-    # A gradient that is zero but for rounding (the bias of keys) asks for nothing; Adam makes a step even of that.
-    least = 0.0 if is_adaptive(chart) else _ROUNDING
-    still = (unchanged.values[-2:] == 1) & (planned.values[-2:] > least)
-    places = np.flatnonzero(still.all(axis=0))
-    if not len(places):
-        return
-    others = float((unchanged.values[-1] < 0.5).mean())
-    for place in places.tolist():
-        name = unchanged.names[place]
-        # Where most tensors hardly change the rate is too small for the format: that is another cause.
-        if others >= 0.5 and _has_gradient_values(chart, name) and _format_is_fine(chart, name, unchanged):
-            yield _unwritten(chart, name, unchanged, planned, place)
-            return
-
-
-def _has_gradient_values(chart: Chart, name: str) -> bool:
-    zeros = chart.table("gradient", "zero_share")
-    share = float(median(zeros.values[-8:, [zeros.names.index(name)]])[0]) if name in zeros.names else 1.0
-    return (1 - share) * min(elements(chart, [name]) or _VALUES, 4096) >= _VALUES
-
-
-def _format_is_fine(chart: Chart, name: str, unchanged: Series) -> bool:
-    """In half precision small updates are lost in rounding: then the others of its shape must change."""
-    if chart.dtype(name) not in _HALF:
-        return True
-    alike = [
-        p
-        for p, other in enumerate(unchanged.names)
-        if other != name and chart.is_matrix(other) == chart.is_matrix(name)
-    ]
-    return bool(len(alike)) and bool((unchanged.values[-1, alike] < 0.5).all())
-
-
-def _unwritten(chart: Chart, name: str, unchanged: Series, planned: Series, place: int) -> Suspicion:
-    changed = np.flatnonzero(unchanged.values[:, place] < 1)
-    since = chart.first_step
-    if len(changed):  # somewhere between two looks
-        before, after = int(unchanged.steps[changed[-1]]), int(unchanged.steps[changed[-1] + 1])
-        since = min(before + (after - before + 1) // 2, int(unchanged.steps[-1]))
-    ratio = float(planned.values[-1, place])
-    return Suspicion(
-        "weight-not-written",
-        "layer",
-        since,
-        0.9,
-        Kind.FACT,
-        name,
-        "critical",
-        {"unchanged": 1.0, "planned_ratio": ratio, "looks": int((unchanged.values[:, place] == 1).sum())},
-        f"{name} keeps every bit though its gradient asks for a step of {ratio:.1g} of its size: the optimizer writes "
-        f"to a copy. Make it contiguous (parameter.data = parameter.data.contiguous()) before the optimizer is built.",
-        f"It worked if {name} has an update ratio above 0.",
-    )
-
-
-RULES = (lost_gradient, never_learning, not_written)
+RULES = (lost_gradient, never_learning)

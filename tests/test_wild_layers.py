@@ -1,0 +1,179 @@
+"""Layers of trainings that nobody here wrote: what a rule may take for a fault, and that fault on such models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from tests.wild_trainings import CLASSES, INPUTS, Mamba, Training, alarms, images, numbers, sentences, vectors
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    torch.manual_seed(0)
+
+
+def mean_square(output: Tensor, y: Tensor) -> Tensor:
+    return F.mse_loss(output, y)
+
+
+def scalar_net() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(1, 8), nn.Linear(8, 16), nn.ELU(), nn.Linear(16, 1))
+
+
+class Spectral(nn.Module):
+    """A layer of a Fourier operator; what comes in has one channel at first."""
+
+    def __init__(self, width: int = 16, modes: int = 6) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(width, width, modes, dtype=torch.cfloat) / width**2)
+        self.point, self.modes = nn.Conv1d(width, width, 1), modes
+
+    def forward(self, x: Tensor) -> Tensor:
+        spectrum = torch.fft.rfft(x)
+        mixed = torch.einsum("bil,iol->bol", spectrum[..., : self.modes], self.weight)
+        kept = F.pad(mixed, (0, spectrum.shape[-1] - self.modes))
+        return F.gelu(torch.fft.irfft(kept, x.shape[-1]) + self.point(x))
+
+
+def curves(step: int) -> tuple[Tensor, Tensor]:
+    x = torch.cumsum(torch.randn(16, 1, 32, generator=torch.Generator().manual_seed(step)), -1) / 5
+    return x, torch.sin(x)
+
+
+class Conditioned(nn.Module):
+    """A label of two kinds joins in late: two points lie on a line, whatever the layers before made of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kind, self.stem = nn.Embedding(2, 16), nn.Linear(INPUTS, 32)
+        self.join, self.head = nn.Linear(16, 32), nn.Linear(32, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        kind = self.kind((x[:, 0] > 0).long())
+        return self.head(torch.relu(self.stem(x) + self.join(kind)))
+
+
+class Scaled(nn.Module):
+    """A model whose output is zero at first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor = nn.Parameter(torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.factor * x
+
+
+def separable(inputs: int, outputs: int, stride: int = 1) -> list[nn.Module]:
+    return [
+        nn.Conv2d(inputs, inputs, 3, stride, 1, groups=inputs, bias=False),
+        nn.BatchNorm2d(inputs),
+        nn.ReLU6(),
+        nn.Conv2d(inputs, outputs, 1, bias=False),
+        nn.BatchNorm2d(outputs),
+        nn.ReLU6(),
+    ]
+
+
+def mobilenet(dropout: float = 0.2) -> nn.Sequential:
+    parts = [nn.Conv2d(3, 8, 3, 1, 1, bias=False), nn.BatchNorm2d(8), nn.ReLU6()]
+    parts += [*separable(8, 16, 2), *separable(16, 16), *separable(16, 32, 2), *separable(32, 32)]
+    return nn.Sequential(*parts, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(dropout), nn.Linear(32, CLASSES))
+
+
+def smoothed() -> nn.Sequential:
+    """Depthwise filters that all start as the mean of their neighbours: each has a channel of its own."""
+    model = mobilenet()
+    for module in model:
+        if isinstance(module, nn.Conv2d) and module.groups > 1:
+            nn.init.constant_(module.weight, 1 / 9)
+    return model
+
+
+def slow(model: nn.Module) -> Training:
+    def line(step: int) -> tuple[Tensor, Tensor]:
+        x, _ = numbers()(step)
+        return x, 3 * x
+
+    return Training(model, line, mean_square, torch.optim.SGD(model.parameters(), 0.1))
+
+
+HEALTHY: dict[str, Callable[[], Training]] = {
+    "one number in, two layers without a bend": lambda: Training(scalar_net(), numbers(), mean_square),
+    "one channel in": lambda: Training(
+        nn.Sequential(nn.Conv1d(1, 16, 1), Spectral(), nn.Conv1d(16, 1, 1)), curves, mean_square
+    ),
+    "two labels": lambda: Training(Conditioned(), vectors()),
+    "a factor of zero": lambda: slow(Scaled()),
+    "state-space": lambda: Training(Mamba(), sentences(4), steps=15),
+    "depthwise": lambda: Training(mobilenet(), images()),
+    "depthwise, all filters the same": lambda: Training(smoothed(), images(), steps=30),
+}
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_what_is_healthy_is_not_warned_of(name: str) -> None:
+    assert alarms(HEALTHY[name](), budget=None) == []
+
+
+def with_equal_rows(model: nn.Sequential, place: int) -> nn.Sequential:
+    with torch.no_grad():
+        weight = model.get_submodule(str(place)).get_parameter("weight")
+        weight.copy_(weight[:1].expand_as(weight))
+    return model
+
+
+def enlarged(model: nn.Module, factor: float) -> nn.Module:
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "proj.weight" in name:
+                parameter.mul_(factor)
+    return model
+
+
+class Handwritten(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.w1, self.w2 = nn.Parameter(torch.randn(INPUTS, 64)), nn.Parameter(torch.randn(64, 64))
+        self.w3 = nn.Parameter(torch.randn(64, CLASSES))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(torch.relu(x @ self.w1) @ self.w2) @ self.w3
+
+
+def dying() -> Training:
+    model = mobilenet()
+    norm = model.get_submodule("19")
+    return Training(model, images(), before=lambda step: step == 20 and norm.get_parameter("bias").data.sub_(30))
+
+
+FAULTS: dict[str, tuple[Callable[[], Training], str, str]] = {
+    "equal rows behind one number": (
+        lambda: Training(with_equal_rows(scalar_net(), 1), numbers(), mean_square),
+        "init-symmetric",
+        "1.weight",
+    ),
+    "equal filters": (
+        lambda: Training(with_equal_rows(mobilenet(), 12), images(), steps=30),
+        "init-symmetric",
+        "12.weight",
+    ),
+    "large projections of a state-space model": (
+        lambda: Training(enlarged(Mamba(), 20.0), sentences(4), steps=15),
+        "init-too-large",
+        "layers.0.in_proj.weight",
+    ),
+    "large weights without a module": (lambda: Training(Handwritten(), vectors()), "init-too-large", "w1"),
+    "dead channels behind a depthwise filter": (dying, "dead-relu", "19"),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_of_such_a_model_is_named(name: str) -> None:
+    training, cause, layer = FAULTS[name]
+    assert alarms(training(), budget=None, activations=5)[:1] == [(cause, layer)]

@@ -1,0 +1,235 @@
+"""How the layers of real models hang together: unused parts, tasks that take turns, adapters, and what is cut off."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.wild_trainings import (
+    CLASSES,
+    INPUTS,
+    WORDS,
+    Gpt,
+    Mamba,
+    Training,
+    Vit,
+    adapted,
+    alarms,
+    images,
+    sentences,
+    vectors,
+)
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    torch.manual_seed(0)
+
+
+class Gated(nn.Module):
+    """A number of the model's own, declared before all that runs and never used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.temperature = nn.Parameter(torch.tensor(1.0))
+        self.stem, self.gate, self.head = nn.Linear(INPUTS, 32), nn.Linear(INPUTS, 32), nn.Linear(32, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.relu(self.stem(x)) * torch.sigmoid(self.gate(x)))
+
+
+class Part(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.spare, self.norm, self.up = nn.Linear(32, 32), nn.LayerNorm(32), nn.Linear(32, 32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.relu(self.up(self.norm(x)))
+
+
+class Parted(nn.Module):
+    """Each block, and the model, has a layer that nobody calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.old_stem, self.stem = nn.Linear(INPUTS, 32), nn.Linear(INPUTS, 32)
+        self.blocks, self.head = nn.Sequential(Part(), Part()), nn.Linear(32, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.blocks(self.stem(x)))
+
+
+class Wrapped(nn.Module):
+    """What is never called lies in a module that runs, before all that learns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = Parted()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.body(x)
+
+
+class Tasks(nn.Module):
+    """Two heads; `turn` says which of them a step trains."""
+
+    def __init__(self, turn: Callable[[int], bool]) -> None:
+        super().__init__()
+        self.stem, self.a, self.b = nn.Linear(INPUTS, 32), nn.Linear(32, CLASSES), nn.Linear(32, CLASSES)
+        self.turn, self.calls = turn, 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        head = self.b if self.turn(self.calls) else self.a
+        self.calls += 1
+        return head(torch.relu(self.stem(x)))
+
+
+def only_head_held(model: nn.Module) -> Training:
+    return Training(model, images(), optimizer=torch.optim.AdamW(model.get_submodule("head").parameters(), 1e-3))
+
+
+HEALTHY: dict[str, Callable[[], Training]] = {
+    "a number that is not used": lambda: Training(Gated(), vectors()),
+    "layers that are not called": lambda: Training(Parted(), vectors()),
+    "in a part that runs": lambda: Training(Wrapped(), vectors()),
+    "tokens and a pooler that are not used": lambda: Training(Vit(), images(), steps=20),
+    "heads in turn": lambda: Training(Tasks(lambda step: step % 2 == 1), vectors()),
+    "heads by stages": lambda: Training(Tasks(lambda step: step // 20 % 2 == 1), vectors(), steps=90),
+    "a rare head": lambda: Training(Tasks(lambda step: step % 10 == 9), vectors(), steps=60),
+    "a probe on a backbone that is not frozen": lambda: only_head_held(Vit()),
+    "adapters": lambda: Training(adapted(Gpt()), sentences(8), steps=20),
+}
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_what_is_healthy_is_not_warned_of(name: str) -> None:
+    assert alarms(HEALTHY[name]()) == []
+
+
+class CutVit(Vit):
+    def embed(self, x: Tensor) -> Tensor:
+        return super().embed(x).detach()
+
+
+class CutReader(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.reader, self.head = nn.GRU(8, 32, batch_first=True), nn.Linear(32, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.reader(x.unflatten(1, (-1, 8)))[0][:, -1].detach())
+
+
+class CutAttention(nn.Module):
+    """torch's attention uses its output layer without calling it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.attention = nn.Embedding(WORDS, 32), nn.MultiheadAttention(32, 4, batch_first=True)
+        self.head = nn.Linear(32, WORDS)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.table(x)
+        return self.head(self.attention(x, x, x, need_weights=False)[0].detach())
+
+
+def adapters_made_after_the_optimizer() -> Training:
+    model = Gpt()
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    adapted(model).head.requires_grad_(True)
+    return Training(model, sentences(8), optimizer=optimizer)
+
+
+def adapters_beside_a_head() -> Training:
+    model = adapted(Gpt())
+    model.head.requires_grad_(True)
+    return Training(model, sentences(8), optimizer=torch.optim.AdamW(model.head.parameters(), 1e-3))
+
+
+def frozen_head() -> Training:
+    model = Vit()
+    model.head.requires_grad_(False)
+    return Training(model, images())
+
+
+class Forgetful(torch.optim.AdamW):
+    """Writes its steps to copies of these parameters."""
+
+    forgets: tuple[nn.Parameter, ...] = ()
+
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        kept = [parameter.detach().clone() for parameter in self.forgets]
+        super().step(closure)  # type: ignore[arg-type]
+        with torch.no_grad():
+            for parameter, value in zip(self.forgets, kept, strict=True):
+                parameter.copy_(value)
+
+
+def forgetful(model: nn.Module, names: str, rate: float = 1e-3) -> Training:
+    optimizer = Forgetful(model.parameters(), rate)
+    optimizer.forgets = tuple(parameter for name, parameter in model.named_parameters() if names in name)
+    return Training(model, sentences(8), optimizer=optimizer, steps=30)
+
+
+def without_a_rate() -> Training:
+    model = Gpt()
+    optimizer = torch.optim.AdamW(model.parameters(), 0.0)
+    return Training(model, sentences(8), optimizer=optimizer)
+
+
+FAULTS: dict[str, tuple[Callable[[], Training], str, str | None]] = {
+    "patches cut off": (lambda: Training(CutVit(), images(), steps=20), "graph-detached", "patch"),
+    "a reader cut off": (lambda: Training(CutReader(), vectors(width=64), steps=20), "graph-detached", "reader"),
+    "attention cut off": (
+        lambda: Training(CutAttention(), sentences(), steps=20),
+        "graph-detached",
+        "attention.out_proj",
+    ),
+    "adapters after the optimizer": (
+        adapters_made_after_the_optimizer,
+        "optimizer-holds-other-parameters",
+        "h.0.q.lora_a",
+    ),
+    "adapters beside a head": (adapters_beside_a_head, "optimizer-holds-other-parameters", "h.0.q.lora_a"),
+    "a frozen head": (frozen_head, "layer-frozen", "head"),
+    "a weight that is not written": (
+        lambda: forgetful(Mamba(), "layers.1.in_proj.weight"),
+        "weight-not-written",
+        "layers.1.in_proj.weight",
+    ),
+    "one in half precision": (
+        lambda: forgetful(Gpt().bfloat16(), "h.1.up.weight", 1e-2),
+        "weight-not-written",
+        "h.1.up.weight",
+    ),
+    "no weight that is written": (lambda: forgetful(Gpt(), ""), "weight-not-written", "wte.weight"),
+    "a rate of zero": (without_a_rate, "lr-too-low", None),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_of_such_a_model_is_named_within_50_steps(name: str) -> None:
+    training, cause, layer = FAULTS[name]
+    assert alarms(training())[:1] == [(cause, layer)]
+
+
+class Whispering(nn.Module):
+    """A layer whose share of the output is too small for its gradient to move it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loud, self.faint = nn.Linear(INPUTS, CLASSES), nn.Linear(INPUTS, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.loud(x) + 1e-15 * self.faint(x)
+
+
+@pytest.mark.parametrize("adaptive", [True, False])
+def test_a_step_below_what_the_format_can_represent_is_not_lost_in_writing(adaptive: bool) -> None:
+    model = Whispering()
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3) if adaptive else torch.optim.SGD(model.parameters(), 0.1)
+    training = Training(model, vectors(), optimizer=optimizer)
+    assert "weight-not-written" not in [cause for cause, _ in alarms(training, budget=None)]
