@@ -92,7 +92,7 @@ class Served:
         self.client = httpx.Client(
             base_url=self.address,
             headers={"Authorization": f"Bearer {self.token}"},
-            timeout=60,
+            timeout=110,
             trust_env=False,
             limits=httpx.Limits(max_keepalive_connections=0),
         )

@@ -209,7 +209,7 @@ def direction_faults(sources: Sources) -> list[str]:
 def loading_faults(modules: Iterable[str], banned: Iterable[str], root: Path) -> list[str]:
     """Those of `banned` that a fresh interpreter holds after importing `modules`: what no parser sees."""
     code = f"import sys, {', '.join(modules)}; print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, timeout=110)
     assert done.returncode == 0, done.stderr
     return sorted(set(banned) & set(done.stdout.split()))
 

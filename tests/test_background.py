@@ -346,7 +346,7 @@ UNAWARE = "import os\nos.getpid = lambda process=os.getpid(): process\n"
 
 def forked(script: str, how: str) -> str:
     command = [sys.executable, "-W", "ignore", "-c", script, how]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=Path(__file__).parent.parent)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=110, cwd=Path(__file__).parent.parent)
     assert done.stderr == ""
     return done.stdout.strip()
 

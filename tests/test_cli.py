@@ -570,7 +570,7 @@ def test_wrong_options_are_refused_before_anything_happens(healthy: Path) -> Non
 
 def shell(command: str, **environment: str) -> subprocess.CompletedProcess[str]:
     everything = {**os.environ, **environment, "HOLTER": f"{sys.executable} -m holter"}
-    return subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=everything, timeout=60)
+    return subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=everything, timeout=110)
 
 
 def test_help_and_version_load_neither_torch_nor_rich_nor_numpy() -> None:
@@ -579,7 +579,7 @@ def test_help_and_version_load_neither_torch_nor_rich_nor_numpy() -> None:
         "for option in ('--help', '--version'): assert CliRunner().invoke(main, [option]).exit_code == 0\n"
         "print(sorted({'torch', 'rich', 'numpy', 'pyarrow', 'pandas'} & set(sys.modules)))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=110)
     assert done.stdout.strip() == "[]", done.stdout + done.stderr
     assert re.fullmatch(r"holter \d+\.\d+\.\d+\S*\n", call("--version").stdout)
 
@@ -587,7 +587,7 @@ def test_help_and_version_load_neither_torch_nor_rich_nor_numpy() -> None:
 def test_showing_a_run_does_not_load_torch(healthy: Path) -> None:
     code = "import sys; from holter.cli import main; main(['show', sys.argv[1]], standalone_mode=False)"
     code += "; assert 'torch' not in sys.modules"
-    done = subprocess.run([sys.executable, "-c", code, str(healthy)], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code, str(healthy)], capture_output=True, text=True, timeout=110)
     assert done.returncode == 0 and "parts.a.weight" in done.stdout, done.stderr
 
 

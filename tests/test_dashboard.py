@@ -376,10 +376,10 @@ def test_what_is_missing_is_told_in_one_line(tmp_path: Path) -> None:
     )
     for package in ("uvicorn", "starlette"):
         words = [sys.executable, "-c", program.format(package), str(tmp_path)]
-        done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(words, capture_output=True, text=True, timeout=110)
         assert "pip install 'holter[serve]'" in done.stdout and done.stdout.count("\n") == 1, done.stderr
     words = [sys.executable, "-c", program.format("none"), str(tmp_path / "none")]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=110)
     assert "is not a directory" in done.stdout and done.stdout.count("\n") == 1
 
 

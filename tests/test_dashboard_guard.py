@@ -310,6 +310,6 @@ def test_the_token_is_in_no_log(runs: Path) -> None:
         "    threading.Thread(target=visit).start()\n"
         "serve(Path(sys.argv[1]), Address(port=0, token='canary-canary-canary'), echo=ask)\n"
     )
-    done = subprocess.run([sys.executable, "-c", program, str(runs)], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", program, str(runs)], capture_output=True, text=True, timeout=110)
     assert done.returncode == 0, done.stderr
     assert "canary" not in done.stdout + done.stderr

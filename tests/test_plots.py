@@ -160,7 +160,7 @@ def test_pyplot_and_torch_stay_out_of_it(tmp_path: Path) -> None:
         "print({'matplotlib.pyplot', 'torch'} & sys.modules.keys(), 'matplotlib' in sys.modules)"
     )
     root = Path(__file__).parent.parent
-    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, timeout=110)
     assert done.stdout == "set() True\n", done.stderr
 
 

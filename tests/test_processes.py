@@ -24,13 +24,13 @@ def _start(run: Path | str, ending: str) -> subprocess.Popen[str]:
 def _train(run: Path | str, ending: str) -> tuple[int, str, str]:
     """Exit code, standard output and standard error."""
     process = _start(run, ending)
-    output, errors = process.communicate(timeout=60)
+    output, errors = process.communicate(timeout=110)
     return process.returncode, output, errors
 
 
 def _train_with_and_without(run: Path, ending: str) -> list[tuple[int, str, str]]:
     processes = [_start(run, ending), _start("none", ending)]
-    told = [process.communicate(timeout=60) for process in processes]
+    told = [process.communicate(timeout=110) for process in processes]
     return [(process.returncode, *texts) for process, texts in zip(processes, told, strict=True)]
 
 

@@ -447,7 +447,7 @@ def _spoil(node: Any, random: np.random.Generator) -> None:
 
 def run_python(code: str) -> str:
     root = Path(holter.__file__).parent.parent
-    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, timeout=110)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -269,7 +269,7 @@ print(json.dumps(texts))
 def served(directory: Path, count: int) -> list[tuple[int, str]]:
     """The texts as tensorboard's own server hands them to the page."""
     command = [sys.executable, "-W", "ignore", "-c", SERVER, str(directory), str(count)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=110)
     if done.returncode == 77:
         pytest.skip("tensorboard has no data server on this machine")
     assert done.returncode == 0, done.stderr
@@ -397,4 +397,4 @@ def test_tensorboard_is_imported_only_for_a_sink_and_torch_never(tmp_path: Path)
         f"module.TensorBoard({str(tmp_path)!r}).close()\n"
         "assert 'tensorboard' in sys.modules and 'torch' not in sys.modules\n"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=110)

@@ -250,7 +250,7 @@ for step in range(10):
 
 def test_what_was_logged_is_written_also_where_nobody_closes() -> None:
     """P17: the end of the process waits for it."""
-    ended = subprocess.run([sys.executable, "-c", UNCLOSED], capture_output=True, text=True, timeout=60, check=True)
+    ended = subprocess.run([sys.executable, "-c", UNCLOSED], capture_output=True, text=True, timeout=110, check=True)
     assert ended.stdout.split() == [str(step) for step in range(10)] and ended.stderr == ""
 
 
