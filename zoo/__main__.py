@@ -21,7 +21,7 @@ def main() -> int:
     parser.add_argument("--healthy", action="store_true", help="no planted faults")
     parser.add_argument("--faults", action="store_true", help="planted faults alone")
     parser.add_argument("--into", type=Path, help="write the tables to this file")
-    parser.add_argument("--keep", type=Path, help="keep results and logs in this directory")
+    parser.add_argument("--keep", type=Path, help="keep results, logs and runs in this directory")
     asked = parser.parse_args()
     options = [f"--{name}" for name in ("list", "healthy", "faults") if getattr(asked, name)]
     options += [f"--only={pattern}" for pattern in asked.only or ()]

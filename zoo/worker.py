@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import os
 import random
+import shutil
 import signal
 import sys
 import tempfile
@@ -55,7 +56,9 @@ def main() -> None:
     write_listed([Listed(one.name, one.steps, one.faults) for one in trainings], folder / f"{asked.module}.list.json")
     tasks = [task for one in trainings for task in tasks_of(one)] if not asked.list else []
     for task in tasks:
-        (folder / result_file(task[0].name, *task[1:])).unlink(missing_ok=True)
+        old = folder / result_file(task[0].name, *task[1:])
+        old.unlink(missing_ok=True)
+        shutil.rmtree(old.with_suffix(""), ignore_errors=True)
     for training, fault, is_watched in tasks:
         if not (asked.healthy if fault else asked.faults):
             run_apart(training, fault, is_watched, folder / result_file(training.name, fault, is_watched))
@@ -107,6 +110,8 @@ def _train_and_leave(training: Training, fault: str | None, is_watched: bool, ou
             except Exception:
                 result = Result(error=traceback.format_exc())
             write(result, out)
+            for run in Path(scratch).glob("run-*"):
+                shutil.copytree(run, out.with_suffix("") / run.name, dirs_exist_ok=True)
             os.chdir("/")
         code = 0
     finally:

@@ -157,7 +157,7 @@ def gemma2(trainee: Trainee) -> nn.Module:
         optimizer.step()
         if trainee.fault != "gradients are not cleared":
             optimizer.zero_grad()
-        monitor.log(loss=loss, inputs=tokens)
+        monitor.log(loss=loss, inputs=tokens, targets=tokens)
     return model
 
 
@@ -244,12 +244,12 @@ def roberta(trainee: Trainee) -> nn.Module:
     columns = {"input_ids": tokens, "attention_mask": mask, "labels": kinds}
     train = Dictionaries(**{name: column[:1200] for name, column in columns.items()})
     held = Dictionaries(**{name: column[1200:] for name, column in columns.items()})
-    options: dict[str, Any] = {"eval_strategy": "steps", "eval_steps": 30, "max_steps": 60}
-    if trainee.fault == "weight decay of 50":
-        options["weight_decay"] = 50.0
+    options: dict[str, Any] = {"eval_strategy": "steps", "eval_steps": 50, "max_steps": 100, "learning_rate": 2e-3}
+    if trainee.fault == "weight decay of 20":
+        options["weight_decay"] = 20.0
     model = RobertaForSequenceClassification(config)
     if trainee.fault == "the optimizer has no head":
-        body = torch.optim.AdamW(model.roberta.parameters(), lr=1e-3)
+        body = torch.optim.AdamW(model.roberta.parameters(), lr=2e-3)
         return fit(trainee, model, train, held, optimizers=(body, None), **options)
     return fit(trainee, model, train, held, **options)
 
@@ -371,10 +371,10 @@ TRAININGS = (
     Training(
         "transformers/roberta",
         roberta,
-        60,
+        100,
         {
             "the optimizer has no head": Fault(("optimizer-holds-other-parameters",), "classifier*"),
-            "weight decay of 50": Fault(("weight-decay-too-high",)),
+            "weight decay of 20": Fault(("weight-decay-too-high",)),
         },
     ),
     Training("transformers/distilbert", distilbert, 60),
