@@ -186,6 +186,28 @@ class BatchRole:
             parts.append(RoleRows("batch", tuple(names), rows, sums, Contents(sizes)))
         return parts
 
+    def holds_nonfinite(self, name: str, tensors: Mapping[str, Tensor]) -> float | Tensor | None:
+        """Return whether a further micro-batch holds NaN or infinity; None where that is not looked at."""
+        kind, cadence = f"batch {name} again", self._measuring.cadence
+        plain = [one for one in map(_own_part, islice(tensors.values(), MOST)) if _may_be_nonfinite(one)]
+        alike = [one for one in plain if one.device == plain[0].device]
+        if not alike or not cadence.is_wanted(kind, self._every):
+            return None
+        with cadence.account(kind, False, alike):
+            found = torch.stack([torch.isfinite(one).all() for one in alike]).all().logical_not().float()
+            return float(found) if found.device.type == "cpu" else found
+
+
+def _own_part(tensor: Tensor) -> Tensor:
+    """Return what this process holds: the whole would have to be asked for."""
+    local: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return local.detach()
+
+
+def _may_be_nonfinite(tensor: Tensor) -> bool:
+    """Return whether torch can tell: it cannot of sparse tensors and of floats of eight bits."""
+    return tensor.is_floating_point() and tensor.layout is torch.strided and tensor.element_size() > 1
+
 
 def measurable_in(batch: Any, name: str) -> tuple[dict[str, Tensor], str]:
     """The tensors of a batch that can be measured, or why there are none."""

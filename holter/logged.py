@@ -27,6 +27,7 @@ OWN = {
     *("samples_per_second", "tokens_per_second", "weight_decay", "optimizer_step"),
 }
 OWN_PREFIXES = ("learning_rate/", "weight_decay/", "machine/", "time/", "batch/")
+NONFINITE = "batch/nonfinite"  # the share of what was logged of further micro-batches that held NaN or infinity
 
 
 _LOSSES = {
@@ -164,18 +165,23 @@ class Logged:
                     draft.values[name] = list(told.values[name])
 
     def _add_batch(self, draft: Draft, told: Told, name: str, value: Any) -> None:
-        """All micro-batches count; what is measured, the first stands for the step."""
+        """All micro-batches count; what is measured, the first stands for the step. Any may hold a NaN."""
         is_first = name not in told.batch
         told.batch.add(name)
         if name == INPUTS:
             told.logged += Amount.of(value)
-        if is_first:
-            tensors, why_none = measurable_in(value, name)
-            if why_none:
-                raise Complaint(why_none)
-            if len(tensors) > MOST:
-                self._problems.add(f"measure all of {name}", Complaint(f"only its first {MOST} tensors are measured"))
-            draft.rows += self._role.measure(name, tensors)
+        tensors, why_none = measurable_in(value, name)
+        if not is_first:
+            is_bad = self._role.holds_nonfinite(name, tensors)
+            if is_bad is not None:
+                told.values.setdefault(NONFINITE, []).append(is_bad)
+                draft.values[NONFINITE] = list(told.values[NONFINITE])
+            return
+        if why_none:
+            raise Complaint(why_none)
+        if len(tensors) > MOST:
+            self._problems.add(f"measure all of {name}", Complaint(f"only its first {MOST} tensors are measured"))
+        draft.rows += self._role.measure(name, tensors)
 
 
 def scalar_of(value: Any) -> float | Tensor:

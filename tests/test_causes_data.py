@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+import holter
 from holter.diagnosis.causes import data, targets
 from holter.diagnosis.finding import Finding
 from tests.patients import CLASSES, Batch, Patient, examine
@@ -202,3 +204,26 @@ def test_a_mask_of_infinities_is_meant(tmp_path: Path) -> None:
             return self.layer(x.clamp(min=-5))
 
     assert not findings(Patient("mlp", model=Sees, batch=masked, steps=60), tmp_path)
+
+
+def test_a_nan_in_a_later_micro_batch_is_named(tmp_path: Path) -> None:
+    """The first stands for the step in all that is measured, and here it is clean."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
+    optimizer = torch.optim.SGD(model.parameters(), 0.05)
+    monitor = holter.watch(model, optimizer, run=tmp_path / "run", budget=None)
+    for step in range(40):
+        for micro in range(3):
+            x, y = torch.randn(16, 8), torch.randint(4, (16,))
+            if (step, micro) == (30, 2):
+                x[5, 3] = torch.nan
+            loss = torch.nn.functional.cross_entropy(model(x), y) / 3
+            loss.backward()
+            monitor.log(loss=3 * loss, inputs=x, targets=y)
+        optimizer.step()
+        optimizer.zero_grad()
+    monitor.close()
+    steps, shares = monitor.history.scalar("batch/nonfinite")
+    assert steps.tolist() == list(range(40)) and np.flatnonzero(shares).tolist() == [30]
+    found = holter.diagnose(holter.open_run(tmp_path / "run"))
+    assert [(one.cause, one.since) for one in found if one.severity != "info"] == [("nan-in-data", 30)]

@@ -31,7 +31,9 @@ _CHARTS = 3  # a finding
 _MOVED = 6.0  # robust deviations from its past, from which on a series has left it
 _LEAST = 2  # values before the onset, for a past
 # Scalars that say nothing about why, or only of Holter.
-_SILENT = frozenset(("monitor_cost", "dropped", "optimizer_step", "gradient_nonfinite", "batch/repeated"))
+_SILENT = frozenset(
+    ("monitor_cost", "dropped", "optimizer_step", "gradient_nonfinite", "batch/repeated", "batch/nonfinite")
+)
 _ALWAYS = ("loss", "gradient_norm")
 # What says how the machine fares, and the last batch of an epoch is a short one: signs of performance alone.
 _MACHINE = ("time/", "machine/", "batch/size", "step_time", "samples_per_second", "tokens_per_second")

@@ -39,23 +39,35 @@ _FEW = 4  # different batches that must have been there before
 def not_finite(case: Case) -> Iterator[Suspicion]:
     """nan-in-data: a batch with NaN or infinite values, and a loss or gradient that has caught it."""
     series = case.chart.table("batch", "nonfinite")
-    if not len(series):
-        return
     with np.errstate(invalid="ignore"):
         bad = series.values > 0
-    if not bad.any():
-        return
     bad[:, _on_purpose(series)] = False
     rows = np.flatnonzero(bad.any(axis=1))
     if not len(rows):
+        yield from _not_finite_later(case)
         return
     since = _cluster(series.steps[rows])
-    caught = _caught(case, since)
-    if caught is False or (case.step - int(series.steps[rows[-1]]) > _LATELY and not caught):
-        return
     first = np.flatnonzero(series.steps == since)[0]
     layers = [name for name, is_bad in zip(series.names, bad[first], strict=True) if is_bad]
     count = float(np.nansum(series.values[first][bad[first]]))
+    evidence = {"tensors": layers, "values": count, "batches": len(rows)}
+    yield from _nan_in_data(case, since, int(series.steps[rows[-1]]), f"{layers[0]} held {count:,.0f}", evidence)
+
+
+def _not_finite_later(case: Case) -> Iterator[Suspicion]:
+    """In a micro-batch after the first of its step, of which no more is known."""
+    series = case.chart.scalar("batch/nonfinite")
+    with np.errstate(invalid="ignore"):
+        steps = series.steps[series.values[:, 0] > 0] if len(series) else series.steps
+    if len(steps) and not _on_purpose(series).any():
+        since, evidence = _cluster(steps), {"batches": len(steps), "micro_batch": "not the first"}
+        yield from _nan_in_data(case, since, int(steps[-1]), "A later micro-batch held", evidence)
+
+
+def _nan_in_data(case: Case, since: int, last: int, held: str, evidence: dict[str, object]) -> Iterator[Suspicion]:
+    caught = _caught(case, since)
+    if caught is False or (case.step - last > _LATELY and not caught):
+        return
     yield Suspicion(
         "nan-in-data",
         "data",
@@ -63,8 +75,8 @@ def not_finite(case: Case) -> Iterator[Suspicion]:
         0.98 if caught else 0.7,
         Kind.FACT,
         severity="critical",
-        evidence={"tensors": layers, "values": count, "batches": len(rows)},
-        advice=f"{layers[0]} held {count:,.0f} NaN or infinite values at step {since:,}, before any layer had one: "
+        evidence=evidence,
+        advice=f"{held} NaN or infinite values at step {since:,}, before any layer had one: "
         "drop such examples in the dataset (torch.isfinite(x).all()), or mend what divides by zero there.",
         check="It worked if `nonfinite` of the batch stays 0 and the loss is finite.",
     )
