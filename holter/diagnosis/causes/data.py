@@ -1,4 +1,4 @@
-"""The data: batches that are broken, out of scale, not finite, or the same again and again."""
+"""The data: batches that are broken, out of scale, or the same again and again."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from holter.diagnosis.causes.batches import (
     numeric_inputs,
     target_power,
 )
+from holter.diagnosis.causes.nonfinite import not_finite
 from holter.diagnosis.chart import Chart, column
 from holter.diagnosis.events import Event
 from holter.diagnosis.evidence import matrices, middle, typical_now
@@ -31,77 +32,6 @@ _OPENING = 24  # batches at the start that tell what is usual
 _RESCALED = 2.5  # times its former size: what the next stage of a curriculum hardly does
 _STUCK = 4  # steps in a row with a batch of the last few
 _FEW = 4  # different batches that must have been there before
-
-
-# Values that are not finite ---------------------------------------------------------------------------------------
-
-
-def not_finite(case: Case) -> Iterator[Suspicion]:
-    """nan-in-data: a batch with NaN or infinite values, and a loss or gradient that has caught it."""
-    series = case.chart.table("batch", "nonfinite")
-    with np.errstate(invalid="ignore"):
-        bad = series.values > 0
-    bad[:, _on_purpose(series)] = False
-    rows = np.flatnonzero(bad.any(axis=1))
-    if not len(rows):
-        yield from _not_finite_later(case)
-        return
-    since = _cluster(series.steps[rows])
-    first = np.flatnonzero(series.steps == since)[0]
-    layers = [name for name, is_bad in zip(series.names, bad[first], strict=True) if is_bad]
-    count = float(np.nansum(series.values[first][bad[first]]))
-    evidence = {"tensors": layers, "values": count, "batches": len(rows)}
-    yield from _nan_in_data(case, since, int(series.steps[rows[-1]]), f"{layers[0]} held {count:,.0f}", evidence)
-
-
-def _not_finite_later(case: Case) -> Iterator[Suspicion]:
-    """In a micro-batch after the first of its step, of which no more is known."""
-    series = case.chart.scalar("batch/nonfinite")
-    with np.errstate(invalid="ignore"):
-        steps = series.steps[series.values[:, 0] > 0] if len(series) else series.steps
-    if len(steps) and not _on_purpose(series).any():
-        since, evidence = _cluster(steps), {"batches": len(steps), "micro_batch": "not the first"}
-        yield from _nan_in_data(case, since, int(steps[-1]), "A later micro-batch held", evidence)
-
-
-def _nan_in_data(case: Case, since: int, last: int, held: str, evidence: dict[str, object]) -> Iterator[Suspicion]:
-    caught = _caught(case, since)
-    if caught is False or (case.step - last > _LATELY and not caught):
-        return
-    yield Suspicion(
-        "nan-in-data",
-        "data",
-        since,
-        0.98 if caught else 0.7,
-        Kind.FACT,
-        severity="critical",
-        evidence=evidence,
-        advice=f"{held} NaN or infinite values at step {since:,}, before any layer had one: "
-        "drop such examples in the dataset (torch.isfinite(x).all()), or mend what divides by zero there.",
-        check="It worked if `nonfinite` of the batch stays 0 and the loss is finite.",
-    )
-
-
-def _on_purpose(series: Series) -> Flags:
-    """A mask of -inf comes with every batch."""
-    with np.errstate(invalid="ignore"):
-        always = np.asarray(((series.opening > 0) | np.isnan(series.opening)).all(axis=0))
-    return always if len(series.opening) >= 3 else np.zeros(len(series.names), dtype=bool)
-
-
-def _cluster(steps: Integers, gap: int = 60) -> int:
-    """The first of the last steps that lie close together."""
-    breaks = np.flatnonzero(np.diff(steps) > gap)
-    return int(steps[breaks[-1] + 1 if len(breaks) else 0])
-
-
-def _caught(case: Case, since: int) -> bool | None:
-    """Whether loss or gradient were not finite in these steps; None where neither was recorded."""
-    losses = case.chart.scalar("loss").since(since)[:3]
-    gradients = case.chart.scalar("gradient_nonfinite").since(since)[:3]
-    if not len(losses) and not len(gradients):
-        return None
-    return bool((~np.isfinite(losses)).any() or (gradients > 0).any())
 
 
 # One batch that is broken -----------------------------------------------------------------------------------------
