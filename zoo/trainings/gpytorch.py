@@ -10,7 +10,7 @@ from torch.optim import LBFGS, Adam
 
 from zoo.batches import draw_batches
 from zoo.trainee import Trainee
-from zoo.training import Training
+from zoo.training import Fault, Training
 
 
 def wave(count: int) -> tuple[Tensor, Tensor]:
@@ -90,12 +90,13 @@ def train_variational(trainee: Trainee) -> nn.Module:
     likelihood = gpytorch.likelihoods.GaussianLikelihood()
     both = nn.ModuleDict({"model": model, "likelihood": likelihood})
     bound = gpytorch.mlls.VariationalELBO(likelihood, model, num_data=len(inputs))
-    optimizer = Adam(both.parameters(), lr=0.02)
+    rate = 2.0 if trainee.fault == "rate x 100" else 0.02
+    optimizer = Adam(both.parameters(), lr=rate)
     monitor = trainee.watch(both, optimizer)
     both.train()
     for x, y in draw_batches(inputs, targets, size=64, steps=80):
         optimizer.zero_grad()
-        loss = -bound(model(x), y)
+        loss = bound(model(x), y) if trainee.fault == "bound not negated" else -bound(model(x), y)
         loss.backward()
         optimizer.step()
         monitor.log(loss=loss, inputs=x, targets=y)
@@ -105,5 +106,10 @@ def train_variational(trainee: Trainee) -> nn.Module:
 TRAININGS = (
     Training("gpytorch/exact-adam", train_by_adam, 60),
     Training("gpytorch/exact-lbfgs", train_by_lbfgs, 30),
-    Training("gpytorch/variational", train_variational, 80),
+    Training(
+        "gpytorch/variational",
+        train_variational,
+        80,
+        {"bound not negated": Fault(("loss-sign",)), "rate x 100": Fault(("lr-too-high",))},
+    ),
 )

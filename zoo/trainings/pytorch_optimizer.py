@@ -36,7 +36,7 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
     "RAdam": {"lr": 2e-3},
     "Ranger21": {"lr": 3e-3, "num_iterations": STEPS},
     "ScheduleFreeAdamW": {"lr": 5e-3, "warmup_steps": 5},
-    "Shampoo": {"lr": 0.05, "momentum": 0.9},
+    "Shampoo": {"lr": 0.05, "momentum": 0.9, "preconditioning_compute_steps": 10},
     "SOAP": {"lr": 3e-3},
     "SophiaH": {"lr": 1e-2},
     "StableAdamW": {"lr": 2e-3},

@@ -10,7 +10,7 @@ from torch import nn
 
 from zoo.data import digits
 from zoo.trainee import Trainee
-from zoo.training import Training
+from zoo.training import Fault, Training
 
 
 def watching(trainee: Trainee) -> Any:
@@ -35,6 +35,9 @@ def train_classifier(trainee: Trainee) -> nn.Module:
     from skorch.callbacks import EpochScoring, GradientNormClipping
 
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Dropout(0.2), nn.Linear(64, 10))
+    if trainee.fault == "softmax before cross-entropy":
+        model.append(nn.Softmax(dim=1))
+    longest = 1e-4 if trainee.fault == "clipped at 0.0001" else 5.0
     images, classes = digits()
     net = NeuralNetClassifier(
         model,
@@ -46,7 +49,7 @@ def train_classifier(trainee: Trainee) -> nn.Module:
         max_epochs=6,
         iterator_train__shuffle=True,
         verbose=0,
-        callbacks=[EpochScoring("accuracy"), GradientNormClipping(5.0), watching(trainee)],
+        callbacks=[EpochScoring("accuracy"), GradientNormClipping(longest), watching(trainee)],
     )
     net.fit(images.numpy(), classes.numpy())
     trained: nn.Module = net.module_
@@ -77,6 +80,14 @@ def train_regressor(trainee: Trainee) -> nn.Module:
 
 
 TRAININGS = (
-    Training("skorch/classifier", train_classifier, 72),
+    Training(
+        "skorch/classifier",
+        train_classifier,
+        72,
+        {
+            "softmax before cross-entropy": Fault(("double-softmax",)),
+            "clipped at 0.0001": Fault(("clipping-too-tight",)),
+        },
+    ),
     Training("skorch/regressor", train_regressor, 72),
 )

@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from zoo.trainee import Trainee
-from zoo.training import Training
+from zoo.training import Fault, Training
 
 
 def learn(agent: Any, optimizers: Any, timesteps: int, trainee: Trainee) -> nn.Module:
@@ -51,7 +51,7 @@ def train_dqn(trainee: Trainee) -> nn.Module:
     agent = DQN(
         "MlpPolicy",
         "CartPole-v1",
-        learning_rate=2e-3,
+        learning_rate=0.2 if trainee.fault == "rate x 100" else 2e-3,
         learning_starts=200,
         train_freq=4,
         gradient_steps=1,
@@ -84,6 +84,11 @@ def train_sac(trainee: Trainee) -> nn.Module:
 TRAININGS = (
     Training("stable-baselines3/ppo", train_ppo, 80),
     Training("stable-baselines3/a2c", train_a2c, 80),
-    Training("stable-baselines3/dqn", train_dqn, 100),
+    Training(
+        "stable-baselines3/dqn",
+        train_dqn,
+        100,
+        {"rate x 100": Fault(("lr-too-high",))},
+    ),
     Training("stable-baselines3/sac", train_sac, 120),
 )

@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 from torch.optim import Adam
 
 from zoo.trainee import Trainee
-from zoo.training import Training
+from zoo.training import Fault, Training
 
 
 def train_gcn(trainee: Trainee) -> nn.Module:
@@ -65,12 +65,14 @@ def train_gin(trainee: Trainee) -> nn.Module:
 
     loader = DataLoader([make_graph(index % 2 == 0) for index in range(320)], batch_size=32, shuffle=True)
     model = GraphClassifier()
+    model.gnn.convs[1].requires_grad_(trainee.fault != "frozen convolution")
     optimizer = Adam(model.parameters(), lr=3e-3)
     monitor = trainee.watch(model, optimizer)
     for _ in range(6):
         for batch in monitor.batches(loader):
             loss = cross_entropy(model(batch.x, batch.edge_index, batch.batch), batch.y)
-            optimizer.zero_grad()
+            if trainee.fault != "no zero_grad":
+                optimizer.zero_grad()
             loss.backward()
             optimizer.step()
             monitor.log(loss=loss, targets=batch.y)
@@ -79,5 +81,13 @@ def train_gin(trainee: Trainee) -> nn.Module:
 
 TRAININGS = (
     Training("torch-geometric/gcn", train_gcn, 80),
-    Training("torch-geometric/gin", train_gin, 60),
+    Training(
+        "torch-geometric/gin",
+        train_gin,
+        60,
+        {
+            "no zero_grad": Fault(("zero-grad-missing",)),
+            "frozen convolution": Fault(("layer-frozen", "frozen-by-mistake"), "gnn.convs.1*"),
+        },
+    ),
 )
