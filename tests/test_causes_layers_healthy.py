@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -186,6 +187,43 @@ class Encoder(nn.Module):
         return logits
 
 
+class Spread(nn.Module):
+    """A linear layer behind which neighbours are mixed, as in a net on a graph."""
+
+    def __init__(self, inputs: int, outputs: int, edges: Tensor) -> None:
+        super().__init__()
+        self.lin, self.edges = nn.Linear(inputs, outputs, bias=False), edges
+        self.bias = nn.Parameter(torch.zeros(outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        mixed: Tensor = self.edges @ self.lin(x) + self.bias
+        return mixed
+
+
+class Graph(nn.Module):
+    """Two numbered layers one after the other, without a branch between them."""
+
+    def __init__(self, edges: Tensor) -> None:
+        super().__init__()
+        self.convs = nn.ModuleList([Spread(16, 32, edges), Spread(32, CLASSES, edges)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.convs[1](nn.functional.dropout(self.convs[0](x).relu(), 0.5, self.training))
+
+
+def graph() -> Setup:
+    """The whole graph is the batch, at every step; neighbours are mostly of one class."""
+    random = torch.Generator().manual_seed(5)
+    kinds = torch.arange(CLASSES).repeat_interleave(20)
+    edges = (torch.rand(len(kinds), len(kinds), generator=random) < 0.01 + 0.1 * (kinds[:, None] == kinds)).float()
+    edges = edges + torch.eye(len(kinds))
+    features = torch.randn(len(kinds), 16, generator=random)
+    features[:, :CLASSES] += nn.functional.one_hot(kinds, CLASSES)
+    model = Graph(edges / edges.sum(1, keepdim=True))
+    optimizer = torch.optim.Adam(model.parameters(), 0.01, weight_decay=5e-4)
+    return model, {"data": repeat((features, kinds)), "optimizer": optimizer}
+
+
 def dropped() -> nn.Module:
     return nn.Sequential(*[nn.Sequential(part, nn.Dropout(0.5)) if i % 2 else part for i, part in enumerate(stack(4))])
 
@@ -221,6 +259,7 @@ HEALTHY: dict[str, Callable[[], Setup]] = {
     "frozen positions": lambda: (fixed_table(), {}),
     "unused pooler": lambda: (Unused(), {}),
     "massive activations": lambda: (Massive(), {}),
+    "graph": graph,
     "dropout": lambda: (dropped(), {}),
     "tiny batches": lambda: (stack(), {"data": points(2)}),
     "single examples": lambda: (stack(), {"data": points(1)}),

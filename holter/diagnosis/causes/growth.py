@@ -145,13 +145,26 @@ def _attention_of(chart: Chart, parameter: str) -> str | None:
 
 
 def _block_of(chart: Chart, parameter: str) -> str | None:
-    """The innermost module with a number that holds it and other modules beside it: what is repeated with depth."""
+    """Return the innermost numbered module that holds it and is repeated with depth; None where there is none.
+
+    A residual stream has one width, so its blocks have weights of one shape. Layers of a chain differ in theirs.
+    """
     modules = owner(parameter).split(".")
     for end in range(len(modules) - 1, 0, -1):
         block = ".".join(modules[:end])
         if modules[end - 1].isdigit() and block in chart.table("activation", "rms").names:
-            return block
+            return block if _is_repeated(chart, parameter, block) else None
     return None
+
+
+def _is_repeated(chart: Chart, parameter: str, block: str) -> bool:
+    stem, within = block.rpartition(".")[0], parameter.removeprefix(block)
+    prefix, shape = f"{stem}." if stem else "", chart.shape(parameter)
+    siblings = (name for name in chart.parameters if name.startswith(prefix) and name.endswith(within))
+    return any(
+        name != parameter and name[len(prefix) : -len(within)].isdigit() and chart.shape(name) == shape
+        for name in siblings
+    )
 
 
 def _attention_growth(chart: Chart, attention: str, climb: _Climb) -> Suspicion:
