@@ -25,8 +25,10 @@ from torch.utils.hooks import RemovableHandle
 
 from holter.clipping import Clip, Stand
 from holter.hooks import ModuleHook
+from holter.imitations import Imitation, WatchedStep
 from holter.loss_scaler import WatchedScaler
 from holter.modules import modules_in, named_parameters, parameters_in, parts_of
+from holter.optimizers import is_same, optimizers_in
 from holter.problems import Problems
 from holter.selection import Selected, Selection
 
@@ -202,6 +204,8 @@ class Capture:
             self._handles.append(model.register_forward_pre_hook(began))
             if sees_ends:
                 self._handles.append(model.register_forward_hook(ended))
+        imitations = [one for one in optimizers if isinstance(one, Imitation)]
+        self._stand_ins = [WatchedStep(one, _before_any_step, _after_any_step) for one in imitations]
         self._scaler = WatchedScaler.attach(scaler, self.skipped) if scaler is not None else None
         _listen(self)
 
@@ -218,7 +222,7 @@ class Capture:
 
     def gradients_are_scaled(self) -> bool:
         """Whether a loss scaler is at work that has not been told to unscale the gradients of this step yet."""
-        return self._scaler is not None and not any(self._scaler.has_unscaled(one) for one in self._claims)
+        return self._scaler is not None and not self._scaler.has_unscaled(self._claims)
 
     def await_forward(self, is_wanted: bool) -> None:
         """Report the next training forward of a part of the model: loops that train several parts in turn may never
@@ -246,6 +250,9 @@ class Capture:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+        for stand_in in self._stand_ins:
+            stand_in.detach()
+        self._stand_ins.clear()
         self._await_no_forward()
 
     # The hooks. Whatever fails in them stays in them.
@@ -263,8 +270,11 @@ class Capture:
 
     def skipped(self, optimizer: Optimizer) -> None:
         with self._problems.contained("see a skipped step"):
-            if self._concerns(optimizer):
-                self._listener.skipped_step(optimizer)
+            model = self._model()
+            for one in optimizers_in(optimizer, model) if model is not None else ():  # it may have been wrapped
+                known = next((own for own in self._claims if is_same(own, one)), one)
+                if self._concerns(known):
+                    self._listener.skipped_step(known)
 
     def _before_step(self, optimizer: Optimizer, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         with self._problems.contained("see a step coming"):
@@ -365,4 +375,4 @@ def overlaps(parameters: Iterable[nn.Parameter], optimizer: Optimizer) -> bool:
 
 
 def _has_closure(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
-    return (len(args) > 1 and args[1] is not None) or kwargs.get("closure") is not None
+    return (len(args) > 1 and callable(args[1])) or kwargs.get("closure") is not None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from torch import Tensor
@@ -35,12 +35,13 @@ class WatchedScaler:
         else:
             del self._scaler.step
 
-    def has_unscaled(self, optimizer: Optimizer) -> bool:
+    def has_unscaled(self, optimizers: Iterable[Any]) -> bool:
         """True also where it does not scale at all, or does not say."""
         states = getattr(self._scaler, "_per_optimizer_states", None)
         if states is None or not self._scaler.is_enabled():
             return True
-        return id(optimizer) in states and states[id(optimizer)]["stage"].name == "UNSCALED"
+        known = [states[id(one)] for one in optimizers if id(one) in states]  # else it was told of what wraps them
+        return any(state["stage"].name == "UNSCALED" for state in known or states.values())
 
     def __call__(self, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
         self.stepped = False

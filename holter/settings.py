@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from torch import nn
-from torch.optim import Optimizer
 
 from holter.alerts import Alert, Alerts
-from holter.capture import overlaps
 from holter.diagnosis.finding import SEVERITIES
 from holter.modules import parameters_in
+from holter.optimizers import optimizers_in
 from holter.run import create_directory
 from holter.selection import Asked, Selection
 from holter.sinks import Sink, naming
@@ -111,32 +110,19 @@ def _check_pace(name: str, value: Any, otherwise: str) -> None:
         raise ValueError(f"{name}={value!r}: give a whole number of steps, at least 1{otherwise}")
 
 
-def check_training(model: nn.Module, optimizer: Optimizer | Sequence[Optimizer], scaler: Any | None) -> list[Optimizer]:
-    """The optimizers as a list, if this model can be watched with them."""
+def check_training(model: nn.Module, optimizer: Any, scaler: Any | None) -> list[Any]:
+    """The optimizers as a list, torch's own or imitations of them, if this model can be watched with them."""
     if not isinstance(model, nn.Module):
         raise ValueError(f"watch() needs the torch.nn.Module that is trained, got {type(model).__name__}")
-    optimizers = [optimizer] if isinstance(optimizer, Optimizer) else optimizer
-    if not isinstance(optimizers, Sequence) or not optimizers:
-        raise ValueError(
-            f"watch() needs the torch.optim.Optimizer that trains the model, or a list of them, got {optimizer!r}"
-        )
-    for one in optimizers:
-        if not isinstance(one, Optimizer):
-            raise ValueError(f"watch() needs torch.optim.Optimizer objects, got a {type(one).__name__}")
     if next(parameters_in(model), None) is None:
         raise ValueError(
             f"{type(model).__name__} has no parameters: there is nothing to watch. "
             "Build its layers (run lazy ones once) before calling watch()"
         )
-    for one in optimizers:
-        if not overlaps(parameters_in(model), one):
-            raise ValueError(
-                f"the {type(one).__name__} holds none of the parameters of this {type(model).__name__}. Was it built "
-                "for another model, or before the model was copied? Build it from this model's parameters()"
-            )
+    optimizers = optimizers_in(optimizer, model)
     if scaler is not None and not all(callable(getattr(scaler, name, None)) for name in ("scale", "step", "update")):
         raise ValueError(f"scaler={scaler!r} has no scale(), step() and update(): pass the torch.amp.GradScaler")
-    return list(optimizers)
+    return optimizers
 
 
 def check_layers(asked: Asked | None, model: nn.Module) -> Selection | None:

@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 
 import holter
 from holter.capture import Layers
+from holter.imitations import name_of
 from holter.layer_roles import roles_of, tied_parameters
 from holter.modules import named_modules, unwrapped
 from holter.settings import Settings
@@ -30,7 +31,7 @@ def describe_training(
     return {
         "created": time.time(),
         "model": type(unwrapped(model)).__name__,
-        "optimizers": [type(optimizer).__name__ for optimizer in optimizers],
+        "optimizers": [name_of(optimizer) for optimizer in optimizers],
         "scheduler": type(scheduler).__name__ if scheduler is not None else None,
         "total_steps": settings.total_steps,
         "budget": settings.budget,

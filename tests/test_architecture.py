@@ -40,6 +40,8 @@ TORCH_SIDE = (
     "holter.weight_role",
     "holter.training_steps",
     "holter.loss_scaler",
+    "holter.optimizers",
+    "holter.imitations",
     "holter.spending",
     "holter.measuring",
     "holter.optimizer_state",
