@@ -550,7 +550,7 @@ class Passing:
     def __call__(self, case: Any) -> Iterator[Suspicion]:
         for stretch in self._stretches:
             if case.step in stretch:
-                yield Suspicion("lr-jump", "lr", stretch.start, 0.9, Kind.FACT, severity="critical")
+                yield Suspicion("fp16-overflow", "precision", stretch.start, 0.9, Kind.FACT, severity="critical")
 
 
 def _examined(monkeypatch: pytest.MonkeyPatch, rule: Passing, steps: list[int]) -> tuple[Examination, list[Finding]]:

@@ -224,6 +224,16 @@ class Chart:
         sheet = self._sheets.get(role)
         return sheet.layers if sheet is not None else ()
 
+    def last_step(self, name: str) -> int:
+        """The last step at which this role or scalar was recorded; -1 where it never was."""
+        if name in self._sheets:
+            return self._sheets[name].last_step
+        series = self._scalars.get(name, _NONE)
+        return int(series.steps[-1]) if len(series) else -1
+
+    def has_column(self, name: str) -> bool:
+        return name in self._scalars
+
     def has(self, role: str) -> bool:
         return role in self.roles_since
 

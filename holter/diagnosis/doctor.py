@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
+
+import numpy as np
 
 from holter.diagnosis.causes import RULES
 from holter.diagnosis.chart import COURSE, Chart, Moments
+from holter.diagnosis.endings import is_over
 from holter.diagnosis.events import Events
 from holter.diagnosis.finding import Finding
 from holter.diagnosis.incidents import Incidents
@@ -33,7 +37,7 @@ class Doctor:
     ) -> None:
         self.chart, self.events = Chart(info), Events()
         self._case = Case(self.chart, self.events, limits or Thresholds())
-        self._moments, self._incidents = Moments(), Incidents()
+        self._moments, self._incidents = Moments(), Incidents(partial(is_over, self.chart))
         self._rules = list(rules)
         self._looked_at: dict[Rule, set[str]] = {}  # by those that had nothing to say
         self._asked_at = -1
@@ -44,10 +48,13 @@ class Doctor:
         # One an incident, as it is known by now, in the order in which they became known.
         self.findings: tuple[Finding, ...] = ()
 
+    # A division by zero makes an infinity or a NaN; whoever trains may have told numpy to raise then.
+    @np.errstate(all="ignore")
     def take(self, record: Record) -> None:
         for moment in self._moments.add(record):
             self._examine(moment)
 
+    @np.errstate(all="ignore")
     def finish(self) -> None:
         """No more records will come."""
         for moment in self._moments.finish():

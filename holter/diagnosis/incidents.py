@@ -6,7 +6,7 @@ that began together the one whose evidence is nearest to the cause.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from holter.diagnosis.finding import SEVERITIES, UNKNOWN, Finding
@@ -87,8 +87,8 @@ class Incident:
         sure = [one.severity for one in self._held.values() if one.score >= ENOUGH]
         return max(sure, key=SEVERITIES.index, default="info")
 
-    def finding(self, step: int) -> Finding:
-        """As it stands at this step."""
+    def finding(self, step: int, is_over: Callable[[Suspicion, int], bool]) -> Finding:
+        """As it stands at this step. That nobody says it any more is no proof that it is over."""
         lead, *others = self.ranked
         others = [one for one in others if one.cause != UNKNOWN]
         known = max(self._known_at.get(lead.cause, 0), min(self._known_at.values()))
@@ -105,14 +105,16 @@ class Incident:
             evidence=dict(lead.evidence),
             advice=advice,
             alternatives=tuple(one.cause for one in others),
-            until=self.said if step - self.said > LASTING else None,
+            until=self.said if step - self.said > LASTING and is_over(lead, self.said) else None,
         )
 
 
 class Incidents:
-    """Of one training, in the order in which they became known."""
+    """Of one training, in the order in which they became known. `is_over` is asked of what leads an incident, and of
+    the step at which it was last said, once that is a while ago."""
 
-    def __init__(self) -> None:
+    def __init__(self, is_over: Callable[[Suspicion, int], bool] = lambda lead, said: True) -> None:
+        self._is_over = is_over
         self._incidents: list[Incident] = []
         self._step = 0
         self.is_unsure = False  # whether something was said for the first time: the next step will tell
@@ -135,4 +137,4 @@ class Incidents:
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        return tuple(incident.finding(self._step) for incident in self._incidents)
+        return tuple(incident.finding(self._step, self._is_over) for incident in self._incidents)

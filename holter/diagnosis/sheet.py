@@ -64,6 +64,11 @@ class Sheet:
             self._settle(statistic)
         return self._series.get(statistic, _NONE)
 
+    @property
+    def last_step(self) -> int:
+        """At which there were such rows; -1 where there never were."""
+        return self._last.step if self._last is not None else -1
+
     def last(self, statistic: str) -> tuple[tuple[str, ...], Floats]:
         """Layers and values of the last step, with no series made of them: a quick look. NaN where it was not known."""
         if self._last is None:

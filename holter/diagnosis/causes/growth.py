@@ -101,7 +101,7 @@ def _climbs(chart: Chart) -> Iterator[_Climb]:
         name, values = norms.names[place], logs(norms.values[:, place])
         if not np.isfinite(values).all():
             continue
-        gain = float(norms.values[-1, place]) * (fan_in(chart, name) / elements(chart, [name])) ** 0.5
+        gain = float(norms.values[-1, place]) * (fan_in(chart, name) / max(1, elements(chart, [name]))) ** 0.5
         start, since = _foot(norms.steps, values)
         climbed = float(values[-1] - values[start])
         if not gain > _AMPLIFIES or not climbed > np.log10(_CLIMBED):

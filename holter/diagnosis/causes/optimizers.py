@@ -292,7 +292,7 @@ def _decay(series: Mapping[str, Series]) -> float:
 def _begun(steps: Integers, norms: Floats) -> int:
     """The last step before the common fall: from there on the median of the norms only falls."""
     with np.errstate(all="ignore"):
-        middle_ = np.nanmedian(np.log(norms / norms[-1]), axis=1)
+        middle_ = np.nan_to_num(median(np.log(norms / norms[-1]).T), nan=-np.inf)
     top = len(middle_) - 1 - int(np.argmax(middle_[::-1]))
     return int(steps[top])
 
