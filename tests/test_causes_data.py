@@ -227,3 +227,22 @@ def test_a_nan_in_a_later_micro_batch_is_named(tmp_path: Path) -> None:
     assert steps.tolist() == list(range(40)) and np.flatnonzero(shares).tolist() == [30]
     found = holter.diagnose(holter.open_run(tmp_path / "run"))
     assert [(one.cause, one.since) for one in found if one.severity != "info"] == [("nan-in-data", 30)]
+
+
+def test_lengths_beside_numbers_are_not_features(tmp_path: Path) -> None:
+    """The loss starts far above that of zeros, so that an input of an odd size would be blamed for it."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(8, 1)
+    torch.nn.init.constant_(model.bias, 10.0)
+    optimizer = torch.optim.Adam(model.parameters(), 0.05)
+    lengths = torch.full((32,), 24)
+    with holter.watch(model, optimizer, run=tmp_path / "run") as monitor:
+        for _ in range(20):
+            x = torch.randn(32, 8)
+            y = x.sum(1)
+            loss = F.mse_loss(model(x).squeeze(1), y)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            monitor.log(loss=loss, inputs={"series": x, "lengths": lengths}, targets=y)
+    assert examine(tmp_path / "run", RULES) == ()

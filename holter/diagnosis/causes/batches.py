@@ -27,18 +27,20 @@ def targets_of(series: Series) -> list[int]:
 
 @until_news
 def numeric_inputs(chart: Chart) -> list[int]:
-    """Places of the inputs whose size means something: token ids and masks of whole numbers do not count.
+    """Return the places of the inputs whose size means something.
 
-    Raw pixels are whole numbers as well; but where they go in, nothing is looked up in a table.
+    Token ids, masks and lengths are whole numbers. Raw pixels are, too, but nothing is looked up in a table by them,
+    and they do not come beside inputs with fractions.
     """
     lows, highs = chart.table("batch", "min"), chart.table("batch", "max")
     chosen = [place for place, name in enumerate(lows.names) if not is_target(name)]
-    are_ids = len(chart.scalar("tokens_per_second")) > 0
-    if not are_ids and not any(chart.part(name) == "embedding" for name in chart.parameters):
-        return chosen
     ends = np.concatenate([lows.opening[:, chosen], highs.opening[:, chosen]])
     with np.errstate(invalid="ignore"):
         whole = ((ends == np.round(ends)) | np.isnan(ends)).all(axis=0)
+    are_ids = len(chart.scalar("tokens_per_second")) > 0
+    has_tables = are_ids or any(chart.part(name) == "embedding" for name in chart.parameters)
+    if not has_tables and whole.all():
+        return chosen
     return [place for place, is_whole in zip(chosen, whole.tolist(), strict=True) if not is_whole]
 
 
