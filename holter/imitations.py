@@ -44,9 +44,9 @@ class Imitation:
 
 
 class WatchedStep:
-    """Tells before and after each step of one optimizer, by a stand-in for the `step` of its class, as torch has for its
-    own: so copies and pickles of the optimizer bear nothing of it. A `step` that is an attribute of the optimizer gets
-    a stand-in there."""
+    """Tells before and after each step of one optimizer, by a stand-in for the `step` of its class, as torch has for
+    its own: so copies and pickles of the optimizer bear nothing of it. A `step` that is an attribute of the optimizer
+    gets a stand-in there."""
 
     def __init__(self, imitation: Imitation, before: Told, after: Told) -> None:
         self.imitation, self._before, self._after = imitation, before, after
