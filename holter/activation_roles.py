@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import json
 import time
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
-from holter.activations import PASSIVE, ActivationCapture, ActivationRows
+from holter.activations import PASSIVE, ActivationCapture, ActivationRows, Activations
 from holter.attention import ATTENTION, LOGITS
+from holter.compiled_calls import Called
 from holter.draft import LateRows, NamedSums, RoleRows
-from holter.problems import Problems
-from holter.record import ACTIVATION_DTYPES
+from holter.eager_look import is_possible_now, look, refusal
+from holter.modules import compiled_parts, walk
+from holter.problems import Problems, describe
+from holter.record import ACTIVATION_DTYPES, ACTIVATIONS
 from holter.statistics.activation import SIGNALS, Window
 from holter.statistics.device_rows import DeviceRows
 from holter.statistics.measure import Measurer
 from holter.statistics.rows import COLUMNS, MAX, MIN
+from holter.twin import Twin
 
 _WINDOW = 3  # looks in a row at which a unit must be zero to be called dead for good
 
@@ -30,6 +35,8 @@ class Looked:
     rows: list[RoleRows] = field(default_factory=list)
     scalars: dict[str, Tensor] = field(default_factory=dict)
     notes: dict[str, str] = field(default_factory=dict)
+    unseen: str = ""  # why nothing was found
+    is_uncompiled: bool = False  # found in a forward of Holter's own
 
 
 class ActivationRoles:
@@ -39,38 +46,84 @@ class ActivationRoles:
         # A measurer of its own: the shapes of activations would push those of the gradients out of its plans.
         measurer = Measurer()
         self._histograms = False
-        self._capture = ActivationCapture(
-            model,
-            problems,
-            lambda tensors: measurer.measure(tensors, histograms=self._histograms),
-            lambda _, module: not isinstance(module, PASSIVE) and selected(module),
-        )
+        self._model, self._problems, self._selected = weakref.ref(model), problems, selected
+        self._measure = lambda tensors: measurer.measure(tensors, histograms=self._histograms)
+        self._capture = ActivationCapture(model, problems, self._measure, self._is_wanted)
         self._window = Window(_WINDOW)
         self._dtypes: dict[str, str] = {}  # by layer, as they were noted
+        self._looked: Activations | None = None  # at the model, run uncompiled
+        self.ran: dict[str, None] = {}  # the modules that ran in it, in the order of their first call
+        self._how = ""  # it was looked at
+        self._refused = ""  # why it is not run uncompiled any more
+        self._unseen = ""  # why nothing was seen, where that is known
         self._joining = 0.0  # seconds, beside those of the capture
+
+    def _is_wanted(self, name: str, module: nn.Module) -> bool:
+        return not isinstance(module, PASSIVE) and self._selected(module)
 
     @property
     def is_armed(self) -> bool:
-        return self._capture.is_armed
-
-    @property
-    def observed(self) -> bool:
-        """False where the model is compiled or scripted as a whole: its layers cannot be looked at."""
-        return self._capture.observed
+        """Whether this step is looked at, or was."""
+        return self._capture.is_armed or bool(self._unseen) or self._looked is not None
 
     @property
     def seconds(self) -> float:
         """That looking has taken of the training thread so far."""
         return self._capture.seconds + self._joining
 
-    def arm(self, histograms: bool) -> None:
-        """From the model's own forward pre-hook: this forward, and what else comes before the step."""
+    def arm(self, histograms: bool, called: Called | None) -> float:
+        """From the model's own forward pre-hook: this forward, and what else comes before the step.
+
+        Of a model that is compiled, wholly or in part, in an uncompiled forward that is run now: then the seconds that
+        it took are returned. `called` is None where it is not known with what the model is called.
+        """
+        model = self._model()
+        if model is None:
+            return 0.0
         self._histograms = histograms
-        self._capture.arm(in_forward=True)
+        took = 0.0
+        if called is not None and (called.is_compiled or compiled_parts(model)) and is_possible_now():
+            began = time.perf_counter()
+            self._look(model, called)
+            took = time.perf_counter() - began
+            self._joining += took
+        if self._looked is None and not (called is not None and called.is_compiled):
+            self._capture.arm(in_forward=True)  # what is not compiled can be seen as it runs
+        return took
+
+    def _look(self, model: nn.Module, called: Called) -> None:
+        self._refused = self._refused or refusal(model) or ""
+        self._unseen = self._refused
+        if self._refused:
+            return
+        captures: list[ActivationCapture] = []
+
+        def attach(twin: Twin) -> None:
+            def is_wanted(name: str, module: nn.Module) -> bool:
+                return self._is_wanted(name, twin.originals[id(module)])
+
+            captures.append(ActivationCapture(twin.module, self._problems, self._measure, is_wanted))
+            captures[-1].arm(in_forward=True, needs_gradients=False)
+            ran: dict[str, None] = {}
+            self.ran = ran
+            for name, module in walk(twin.module):
+                module.register_forward_pre_hook(lambda *_, name=name: ran.setdefault(name))
+            self._how = ", without the hooks of others" if twin.has_dropped_hooks else ""
+
+        try:
+            samples = look(model, called.args, called.kwargs, attach)
+        except Exception as error:
+            self._refused = f"the model is compiled, and cannot be run uncompiled unnoticed: {describe(error)}"
+            self._unseen = self._refused
+        else:
+            self._looked = captures[-1].collect()
+            self._how = f"seen in an uncompiled forward of {samples}, without gradients{self._how}"
+            self._unseen = "" if self._looked is not None else "the model is compiled, and none of its layers ran"
 
     def give_up(self) -> None:
         """What was seen belongs to no step."""
         self._capture.give_up()
+        self._looked, self._unseen = None, ""
 
     def restart(self) -> None:
         """The steps begin anew: what was noted of earlier ones is noted again."""
@@ -78,18 +131,23 @@ class ActivationRoles:
         self._dtypes = {}
 
     def collect(self) -> Looked:
-        """What was seen; the hooks are gone."""
-        seen = self._capture.collect()
+        """What was seen, or a note why nothing was; the hooks are gone."""
+        seen, how, why = self._looked, self._how, self._unseen
+        uncounted, is_uncompiled = self._capture.uncounted, seen is not None
+        found = self._capture.collect()
+        self._looked, self._unseen = None, ""
         if seen is None:
-            return Looked()
+            seen, how = found, why and f"of what is not compiled; {why}"
+        if seen is None or not (seen.parts or seen.attention):
+            return Looked(unseen=why or "none of its layers was seen to run in a training forward" + uncounted)
         began = time.perf_counter()
         rows = [self._role(part) for part in seen.parts]
         if seen.attention:
             rows += _attention_roles(dict(seen.attention))
         scalars = {} if seen.logits is None else dict(zip(LOGITS, seen.logits.unbind(), strict=True))
-        notes = self._dtypes_noted(seen.dtypes)
+        notes = self._dtypes_noted(seen.dtypes) | ({ACTIVATIONS: how} if how else {})
         self._joining += time.perf_counter() - began
-        return Looked(rows, scalars, notes)
+        return Looked(rows, scalars, notes, is_uncompiled=is_uncompiled)
 
     def _dtypes_noted(self, found: Mapping[str, str]) -> dict[str, str]:
         """All that are known, where one is new or another than before: a reader needs only the newest note."""

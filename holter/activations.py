@@ -121,6 +121,8 @@ class ActivationCapture:
         self._step = _Step()
         self._blocks: frozenset[str] = frozenset()
         self._in_training_forward = False
+        self._needs_gradients = True
+        self.uncounted = ""  # why what ran since `arm` was none of a training forward, in words
         self.seconds = 0.0  # that its hooks and `collect` have taken of the training thread so far
         self.unobserved: tuple[str, ...] = compiled_parts(model)
 
@@ -133,13 +135,15 @@ class ActivationCapture:
     def is_armed(self) -> bool:
         return bool(self._handles)
 
-    def arm(self, *, in_forward: bool = False) -> None:
+    def arm(self, *, in_forward: bool = False, needs_gradients: bool = True) -> None:
         """Watches the training forwards from now until `collect`.
 
         Best called by the model's own forward pre-hook, which then says so with `in_forward`: it does not run where
         the model is compiled away, while hooks that are there when the compiler comes cost a second compilation.
+        Without `needs_gradients` a forward in training mode counts that has none.
         """
         self.give_up()
+        self._needs_gradients, self.uncounted = needs_gradients, ""
         self._in_training_forward = in_forward
         model = self._model()
         if model is not None:
@@ -216,7 +220,8 @@ class ActivationCapture:
 
     def _begin_forward(self, name: str, model: nn.Module, args: Any) -> None:
         self._yield_to_evaluation(name, model, args)
-        self._in_training_forward = model.training and torch.is_grad_enabled() and not _recomputes()
+        has_gradients = torch.is_grad_enabled() or not self._needs_gradients
+        self._in_training_forward = model.training and has_gradients and not _recomputes()
 
     def _end_forward(self, name: str, model: nn.Module, args: Any, output: Any) -> None:
         counts, self._in_training_forward = self._counts(model), False
@@ -283,7 +288,11 @@ class ActivationCapture:
         Where the model itself was called it decides for all that runs within: reentrant checkpointing runs its part
         without gradients first, and frozen layers are often in evaluation mode. A backward computes nothing new.
         """
-        if _recomputes() or torch._C._functorch.peek_interpreter_stack() is not None:
+        if _recomputes():
+            self.uncounted = ": they ran within a backward, as under reentrant checkpointing"
+            return False
+        if torch._C._functorch.peek_interpreter_stack() is not None:
+            self.uncounted = ": they ran within a transform of torch.func"
             return False
         return self._in_training_forward or (module.training and torch.is_grad_enabled())
 

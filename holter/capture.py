@@ -24,6 +24,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils.hooks import RemovableHandle
 
 from holter.clipping import Clip, Stand
+from holter.compiled_calls import Called, CompiledCalls
 from holter.hooks import ModuleHook
 from holter.imitations import Imitation, WatchedStep
 from holter.loss_scaler import WatchedScaler
@@ -57,7 +58,7 @@ def warn_of_other_monitors(optimizers: Iterable[Optimizer]) -> None:
 class Listener(Protocol):
     """What a capture tells."""
 
-    def training_forward(self) -> None: ...
+    def training_forward(self, called: Called) -> None: ...
 
     def part_forward(self) -> None: ...
 
@@ -160,8 +161,8 @@ def _walk(model: nn.Module) -> tuple[list[object], list[nn.Parameter]]:
         for parameter in module._parameters.values():
             if parameter is not None:
                 parameters.setdefault(id(parameter), parameter)
-        structure.extend(module._parameters)
-        structure.extend(module._modules)
+        structure.extend(module._parameters.keys())  # a scripted module cannot be iterated over otherwise
+        structure.extend(module._modules.keys())
     structure.extend(parameters)
     return structure, list(parameters.values())
 
@@ -197,11 +198,13 @@ class Capture:
         for optimizer in optimizers:
             self._optimizers[optimizer] = True
             _claimed[optimizer] = _claimed.get(optimizer, 0) + 1
+        self._compiled_calls = CompiledCalls(model, self._compiled_forward, listener.forward_ended, problems)
+        self._saw_forward = False  # since the last step
         self._handles: list[RemovableHandle] = []
         self._on_parts: list[RemovableHandle] = []
         with contextlib.suppress(RuntimeError):  # a scripted module takes no hooks: its forwards are not observed
             began, ended = (ModuleHook(self, "see a forward", Capture._forward, is_end) for is_end in (False, True))
-            self._handles.append(model.register_forward_pre_hook(began))
+            self._handles.append(model.register_forward_pre_hook(began, with_kwargs=True))
             if sees_ends:
                 self._handles.append(model.register_forward_hook(ended))
         imitations = [one for one in optimizers if isinstance(one, Imitation)]
@@ -228,7 +231,7 @@ class Capture:
         """Report the next training forward of a part of the model: loops that train several parts in turn may never
         call the whole of it. The hooks are there only until then, and all else runs the model untouched."""
         model = self._model()
-        if not is_wanted:
+        if not is_wanted or self._compiled_calls.are_found:  # a hook would make it compile again
             self._await_no_forward()
         elif model is not None and not self._on_parts:
             hook = ModuleHook(self, "see a forward of a part", Capture._part_forward)
@@ -247,6 +250,7 @@ class Capture:
 
     def _remove_hooks(self) -> None:
         _listen_no_more(self)
+        self._compiled_calls.remove()
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -260,7 +264,13 @@ class Capture:
     def _forward(self, is_end: bool, model: nn.Module, *what: Any) -> None:
         if model.training and torch.is_grad_enabled():
             self._await_no_forward()
-            self._listener.forward_ended() if is_end else self._listener.training_forward()
+            self._saw_forward = True
+            self._listener.forward_ended() if is_end else self._listener.training_forward(Called(*what))
+
+    def _compiled_forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._await_no_forward()
+        self._saw_forward = True
+        self._listener.training_forward(Called(args, kwargs, is_compiled=True))
 
     def _part_forward(self, part: nn.Module, *what: Any) -> None:
         # Within a step it is that of a closure, within a backward one of activation checkpointing.
@@ -293,6 +303,9 @@ class Capture:
                 while self._steps and self._steps.pop()[0] != id(optimizer):
                     pass
                 if not self._steps:
+                    if not self._saw_forward:
+                        self._compiled_calls.search()
+                    self._saw_forward = False
                     self._listener.after_step(optimizer, _has_closure(args, kwargs))
 
     def _forget_steps_that_raised(self, frame: FrameType | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
@@ -15,6 +16,7 @@ from holter.budget import Budget
 from holter.cadence import Cadence
 from holter.capture import Layers
 from holter.collectives import CollectiveClock
+from holter.compiled_calls import Called
 from holter.draft import Draft
 from holter.execution import ExecutionOrder
 from holter.gradient_reads import GradientReads
@@ -22,9 +24,11 @@ from holter.logged import Logged, scalar_of
 from holter.measuring import Measuring
 from holter.optimizer_state import OptimizerRoles, settings_of
 from holter.problems import Problems
+from holter.record import ACTIVATIONS
 from holter.settings import Settings
 from holter.stages import StageLog, StageTimes
 from holter.training_steps import DESCRIBED, TrainingSteps
+from holter.transfer import DeviceTimer
 from holter.update_roles import UpdateRoles
 from holter.weight_role import WeightRole
 
@@ -51,6 +55,9 @@ class Collector:
             with problems.contained("prepare to measure"):
                 self._measuring.measurer.prepare(layers.current()[1])
         self._activations = ActivationRoles(model, problems, layers.has_module)
+        self._seen_at: int | None = None  # the last step at which there were activations
+        self._saw_forward = False  # since the last training step
+        self._tell_unseen_at = 0  # the step from which on it is told again that there were none
         self._looked_before = 0.0  # seconds that looking at activations has been charged for
         self._weights = WeightRole(layers, self._measuring, settings.weights)
         self._order = ExecutionOrder(model, layers, problems)
@@ -86,12 +93,13 @@ class Collector:
         return self._cadence.is_hidden
 
     def training_forward(self) -> None:
+        self._saw_forward = True
         self._logged.training_forward()
         self.gradients.forget()
 
     def part_forward(self) -> None:
         """Of a model whose parts are called by themselves."""
-        self._has_seen_parts = True
+        self._has_seen_parts = self._saw_forward = True
         self._logged.training_forward()
 
     @property
@@ -137,20 +145,25 @@ class Collector:
     def read_weights(self) -> None:
         self._weights.read(self.steps.optimizers())
 
-    def look_at_activations(self) -> None:
+    def look_at_activations(self, called: Called | None) -> None:
         """At the beginning of a training forward: at what the layers put out, if it is time to."""
         pace, roles = self._settings.activations, self._activations
         if pace is None or roles.is_armed or not self._cadence.is_wanted("activation", pace):
             return
-        if not roles.observed:
-            self._pending.notes["activations"] = "not observed: the model is compiled"
-            return
-        self._layers.everything()  # so that new modules are known to be selected or not
-        roles.arm(self._cadence.wants_histogram("activation", pace))
+        parameters = self._layers.everything()[1]  # also so that new modules are known to be selected or not
+        timer = DeviceTimer.start(parameters[0].device) if parameters else None
+        seconds = roles.arm(self._cadence.wants_histogram("activation", pace), called)
+        if seconds:  # a forward was run, and all of it is Holter's
+            self._looked_before += seconds
+            if roles.ran:
+                self._order.ran(roles.ran)
+            self._budget.learn("activation", seconds, sets_up=self._cadence.sets_up("activation"))
+            if timer is not None:
+                self._cadence.follow(timer, "activation")
 
-    def look_at_order(self) -> None:
+    def look_at_order(self, called: Called | None) -> None:
         """At the beginning of a training forward: at the order in which the modules run, if it is not known."""
-        if self._settings.budget != 0:
+        if self._settings.budget != 0 and not (called is not None and called.is_compiled):
             self._order.look()
 
     def take_order(self) -> None:
@@ -161,20 +174,36 @@ class Collector:
     def take_activations(self) -> None:
         """Of the step that is being taken."""
         if not self._activations.is_armed:
+            if not self._saw_forward:
+                self._note_unseen("no training forward of the model was seen")
             return
         in_hooks = self._activations.seconds - self._looked_before  # what this takes is timed with the step
         looked = self._activations.collect()
         self._pending.rows += looked.rows
         self._pending.notes.update(looked.notes)
+        if looked.unseen:
+            self._note_unseen(looked.unseen)
         for name, value in looked.scalars.items():
             self._add_scalar(self._pending, name, value)
         seconds = self._activations.seconds - self._looked_before
         self._looked_before += seconds
         self._budget.spend(in_hooks, None if self._cadence.sets_up("activation") else "activation")
-        self._budget.learn("activation", seconds, is_settled=True)
+        if not looked.is_uncompiled:
+            self._budget.learn("activation", seconds, is_settled=True)
         if looked.rows:
+            self._seen_at = self.step
             has_histograms = any(rows.has_histograms for rows in looked.rows)
             self._cadence.note_measured("activation", has_histograms)
+
+    def _note_unseen(self, why: str) -> None:
+        """Of activations that are due. Not after a step that shares its forward with one where they were seen."""
+        pace = self._settings.activations
+        if pace is None or not self._cadence.is_wanted("activation", pace):
+            return
+        since = math.inf if self._seen_at is None else self.step - self._seen_at
+        if since >= 2 * max(pace, 2) and self.step >= self._tell_unseen_at:
+            self._pending.notes[ACTIVATIONS] = f"not observed: {why}"
+            self._tell_unseen_at = self.step + pace
 
     def before_update(self, optimizer: Optimizer, has_closure: bool) -> None:
         self._updates.before(self.step, optimizer, has_closure, self.steps.key)
@@ -212,6 +241,7 @@ class Collector:
         finally:  # whatever could be collected is kept, and a step is counted once
             draft.step, draft.time = self.step, time.time()
             self.step += 1
+            self._saw_forward = False
             self._cadence.step = self.step
             self._logged.step_taken()
             self._post(draft.seal())

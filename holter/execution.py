@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from torch import nn
 from torch.utils.hooks import RemovableHandle
@@ -30,6 +30,7 @@ class ExecutionOrder:
         self._handles: dict[str, RemovableHandle] = {}  # by the names of the modules
         self._ran: dict[str, None] = {}  # names of modules, in the order of their first call
         self._looked_at: int | None = None  # which of the model's states was last looked at
+        self._told_at: int | None = None  # which of them was last told of
         self._has_told = False
 
     def look(self) -> None:
@@ -42,6 +43,12 @@ class ExecutionOrder:
         for name, module in walk(model):
             hook = ModuleHook(self, "see a module run", ExecutionOrder._see, name)
             self._handles[name] = module.register_forward_pre_hook(hook)
+
+    def ran(self, names: Iterable[str]) -> None:
+        """Told which modules ran, and in which order, where hooks cannot see it: in an uncompiled forward of a twin."""
+        if self._told_at != self._layers.changes:
+            self._told_at, self._ran = self._layers.changes, dict.fromkeys(("", *names))
+            self._remove_hooks()
 
     def take(self) -> dict[str, str]:
         """Takes the hooks away; what is to be noted of the step: nothing, where nothing new was seen."""
@@ -65,7 +72,7 @@ class ExecutionOrder:
     def forget(self) -> None:
         """What was seen belongs to no step, or the steps begin anew: it is looked at again."""
         self._remove_hooks()
-        self._looked_at, self._ran, self._has_told = None, {}, False
+        self._looked_at, self._told_at, self._ran, self._has_told = None, None, {}, False
 
     def _see(self, name: str, module: nn.Module, args: object) -> None:
         self._ran.setdefault(name)

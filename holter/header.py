@@ -183,6 +183,7 @@ def _record(summary: Summary) -> Iterator[tuple[str, Text]]:
         if seconds < _SHORT:  # the budget has an advance, which is most of a run this short
             line.append(f"  {cost * seconds:.1f} s, the first looks and their set-up among them", "dim")
         yield "monitoring", line
+    yield "activations", Text(printable(summary.activations), "dim")
     for problem in summary.problems:
         words = f"step {problem.step}: Holter could not {problem.where}: {problem.what}"
         yield "problem", Text(printable(words), "yellow")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from holter.record import EXECUTION_ORDER, Record, is_validation
+from holter.record import ACTIVATIONS, EXECUTION_ORDER, Record, is_validation
 from holter.statistics.histogram import Histogram
 from holter.statistics.rows import COLUMNS, STATISTICS, derive
 
@@ -70,6 +70,15 @@ class History:
         notes = (record.notes.get(EXECUTION_ORDER) for record in reversed(self.records))
         found = next((order for order in map(names_in, notes) if order), [])
         return {name: place for place, name in enumerate(found)}
+
+    @property
+    def activations_note(self) -> str:
+        """How activations were last seen, where it was not in a forward of the training; or why they were not."""
+        told = (
+            record for record in reversed(self.records) if ACTIVATIONS in record.notes or "activation" in record.rows
+        )
+        newest = next(told, None)
+        return newest.notes.get(ACTIVATIONS, "") if newest is not None else ""
 
     def layers(self, role: str) -> tuple[str, ...]:
         """Every layer that ever had a row in this role, in the order in which they run; where that is not known, in

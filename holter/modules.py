@@ -47,10 +47,10 @@ def _is_parallel(module: nn.Module) -> bool:
 
 def unwrapped(module: nn.Module) -> nn.Module:
     """Return the module that its author wrote, out of all its wrappers."""
-    return _shells(module)[-1]
+    return shells_of(module)[-1]
 
 
-def _shells(module: nn.Module) -> list[nn.Module]:
+def shells_of(module: nn.Module) -> list[nn.Module]:
     """Return a module's wrappers, the outermost first, and last what they hold."""
     found = [module]
     while (held := wrapped_in(found[-1])) is not None:
@@ -104,7 +104,7 @@ def blocks_in(module: nn.Module) -> list[nn.Module]:
 
 def is_compiled(module: nn.Module) -> bool:
     """Whether torch.compile or TorchScript runs this module, so that hooks inside it would not, or not for free."""
-    return any(map(_is_compiled, _shells(module)))
+    return any(map(_is_compiled, shells_of(module)))
 
 
 def _is_compiled(module: nn.Module) -> bool:
@@ -131,7 +131,7 @@ def parts_of(model: nn.Module) -> list[nn.Module]:
     Without those where a hook would change how torch computes in evaluation, by other last bits.
     """
     parts: list[nn.Module] = []
-    level = [model]
+    level = [] if is_compiled(model) else [model]
     for _ in range(2):
         level = [child for module in level for _, child in _children(module) if not _minds_hooks(child)]
         parts += level
@@ -203,7 +203,7 @@ def _everywhere(model: nn.Module) -> list[tuple[str, list[nn.Module]]]:
     stack: list[tuple[str, nn.Module, frozenset[int]]] = [("", model, frozenset())]
     while stack:
         name, module, parents = stack.pop()
-        shells = _shells(module)
+        shells = shells_of(module)
         if id(shells[-1]) in parents:  # a module that holds its parent has no end of names
             return list(_once(model))
         found.append((name, shells))
@@ -219,7 +219,7 @@ def _once(model: nn.Module) -> Iterator[tuple[str, list[nn.Module]]]:
     stack: list[Named] = [("", model)]
     while stack:
         name, module = stack.pop()
-        shells = _shells(module)
+        shells = shells_of(module)
         if id(shells[-1]) not in seen:
             seen.add(id(shells[-1]))
             yield name, shells

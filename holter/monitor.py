@@ -19,6 +19,7 @@ from holter.budget import Budget
 from holter.capture import Capture, Layers, warn_of_other_monitors
 from holter.clipping import Clip
 from holter.collector import Collector
+from holter.compiled_calls import Called
 from holter.diagnosis.finding import Finding, from_problem
 from holter.endings import AtExit, ending_of
 from holter.examination import Examination
@@ -249,12 +250,12 @@ class Monitor:
     # What the capture tells -----------------------------------------------------------------------------------
 
     @contained("see a forward")
-    def training_forward(self) -> None:
+    def training_forward(self, called: Called | None = None) -> None:
         if self._collector.steps.ends_at_forward():
             self._end_step()
         self._collector.training_forward()
-        self._attempt("look at the order of the layers", self._collector.look_at_order)
-        self._attempt("look at activations", self._collector.look_at_activations)
+        self._attempt("look at the order of the layers", self._collector.look_at_order, called)
+        self._attempt("look at activations", self._collector.look_at_activations, called)
         self._time("forward_began")
 
     @contained("see a forward of a part")

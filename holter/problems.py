@@ -40,7 +40,7 @@ class Problems:
 
     def add(self, where: str, error: BaseException) -> None:
         try:
-            what = _describe(error)
+            what = describe(error)
             if (where, what) in self._known or len(self._known) >= MOST:
                 return
             problem = self._known[where, what] = Problem(self.step, time.time(), where, what)
@@ -68,7 +68,7 @@ class _Contained:
         return True
 
 
-def _describe(error: BaseException) -> str:
+def describe(error: BaseException) -> str:
     """The class and place of an error, not its message: that may hold what must not be kept (P24)."""
     if isinstance(error, Complaint):
         return str(error)

@@ -42,6 +42,7 @@ class Summary:
     scalars: Scalars
     problems: tuple[Problem, ...]
     roles: tuple[Role, ...]
+    activations: str = ""  # how they were last seen where no forward of the training showed them; or why they were not
 
 
 def summarise(run: Run) -> Summary:
@@ -68,6 +69,7 @@ def summarise(run: Run) -> Summary:
         scalars=summarise_scalars(history),
         problems=tuple(run.problems),
         roles=summarise_roles(history, run.layers),
+        activations=history.activations_note,
     )
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from holter.history import layers_by_depth, names_in
-from holter.record import EXECUTION_ORDER, LayerRows, Record
+from holter.record import ACTIVATIONS, EXECUTION_ORDER, LayerRows, Record
 from holter.report.buckets import BUCKETS, Buckets
 from holter.statistics.histogram import Histograms
 
@@ -106,6 +106,8 @@ class Digest:
             if self.segments and record.segment not in self.segments:
                 self.resumed.append(record.step)
             self.segments.add(record.segment)
+        if "activation" in record.rows:  # then an older note says what is not so any more
+            self.notes.pop(ACTIVATIONS, None)
         self.notes.update(record.notes)
         for name, value in record.scalars.items():
             if name not in self.scalars:

@@ -11,6 +11,7 @@ import numpy as np
 from holter.damage import told_of
 from holter.diagnosis.convergence import Outlook
 from holter.diagnosis.thresholds import Thresholds, listed
+from holter.record import ACTIVATIONS
 from holter.report.digest import Digest
 from holter.report.drawing import flows, histograms, map_id, ordered_strips, scalar_lines, strip_map, strip_title
 from holter.report.examining import Examined
@@ -143,6 +144,9 @@ def _unobserved(follower: Follower, examined: Examined) -> list[str]:
     digest = follower.digest
     roles = {role for role, _ in digest.strips}
     found = [sentence for role, sentence in _EXPECTED.items() if role not in roles]
+    if note := digest.notes.get(ACTIVATIONS):
+        found = [sentence for sentence in found if sentence != _EXPECTED["activation"]]
+        found.append(f"Activations were {note}.")
     for role in ("gradient", "batch"):
         if 0 < digest.looks.get(role, 0) < digest.count and not follower.is_sample:
             what = {"gradient": "Gradients", "batch": "Batches"}[role]
