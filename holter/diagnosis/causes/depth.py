@@ -23,7 +23,7 @@ _ASKED = (2, 5, 10, 20, 35)  # steps after the first at which the start is judge
 _LARGE = 4.0  # gain of a single layer
 _LARGER, _SMALLER = 2.2, 0.4  # gains of most layers
 _GROWN, _FADED = 12.0, 0.05  # what they make of a signal together, at the last layer before the output
-_UNLIKE = 8.0  # times the median of the other layers
+_UNLIKE, _USUAL = 8.0, 1.5  # times the median of the other layers; a gain that is none too large by itself (Kaiming)
 _LOUD = 8.0  # of the output's spread at the first step: a softmax of that is sure before it has learnt anything
 _ALIKE = 1.001  # effective rank of units that are all the same
 _LAYERS = 4  # that make a chain
@@ -52,7 +52,7 @@ def initialisation(case: Case) -> Iterator[Suspicion]:
         unlike = start.gains / start.usual
     large = np.flatnonzero(
         (start.gains > _LARGE)
-        | ((unlike > _UNLIKE) & (start.gains > 1))
+        | ((unlike > _UNLIKE) & (start.gains > _USUAL))
         | ((start.gains > _LARGER) & (start.usual > _LARGER))
     )
     if len(large):
@@ -144,20 +144,24 @@ def _effects(chart: Chart, start: _Start) -> dict[str, float]:
     logits = chart.table("attention", "max_logit")
     if len(logits) and logits.opening_steps[0] == chart.first_step and np.fmax.reduce(logits.opening[0]) > 50:
         effects["attention_logit"] = float(np.fmax.reduce(logits.opening[0]))
-    return effects | _first_loss(chart, output, start)
+    return effects | _first_loss(chart, output, spread)
 
 
-def _first_loss(chart: Chart, output: str | None, start: _Start) -> dict[str, float]:
-    """A first loss far above that of guessing, of a classifier."""
+def _first_loss(chart: Chart, output: str | None, spread: float | None) -> dict[str, float]:
+    """A first loss far above that of guessing, of a classifier. Logits that hardly differ cannot have that: then the
+    loss is another, such as one over whole sequences."""
     losses, labels = chart.scalar("loss"), chart.table("batch", "label_entropy")
     if output is None or not len(losses) or not len(labels) or not np.isfinite(labels.opening).any():
         return {}
     guess = math.log(max(2, chart.shape(output)[0]))
     first = float(losses.opening[0, 0])
-    return {"first_loss": first, "guessing": guess} if first > 3 * guess else {}
+    is_of_logits = spread is None or spread > 0.5 * guess
+    return {"first_loss": first, "guessing": guess} if first > 3 * guess and is_of_logits else {}
 
 
 def _too_small(chart: Chart, start: _Start, small: list[int]) -> Iterator[Suspicion]:
+    if inputs_are_large(chart):  # next to which anything is small
+        return
     size, spread = _first_look(chart, "rms"), _first_look(chart, "spread")
     before = _before_output(chart, list(size))
     if before is None or not np.isfinite(start.sizes[0]) or start.gains[0] <= 0 or before not in spread:

@@ -68,8 +68,9 @@ def _dead_at_look(case: Case) -> Suspicion | None:
 
 
 def _zero_on_purpose(chart: Chart, dead: Series, step: int) -> set[str]:
-    """Modules that are zero because their weights are (LoRA's B, the last gain of a residual branch), and what only
-    passes that on."""
+    """Modules that are zero because their weights are (LoRA's B, the last gain of a residual branch), or because they
+    are given zeros (queries that start empty): weights that are not zero make something of anything else. And what
+    only passes that on."""
     norms = chart.table("weight", "norm")
     zero_weights: set[str] = set()
     alive: set[str] = set()
@@ -83,7 +84,8 @@ def _zero_on_purpose(chart: Chart, dead: Series, step: int) -> set[str]:
     for place, module in enumerate(dead.names):
         has_weights = module in zero_weights or module in alive
         passes_on = not has_weights and before in zero and dead.values[-1, place] == 1
-        if passes_on or (module in zero_weights and module not in alive):
+        is_given_none = module in alive and dead.values[-1, place] == 1
+        if passes_on or is_given_none or (module in zero_weights and module not in alive):
             zero.add(module)
         before = module
     return zero

@@ -220,16 +220,21 @@ def _is_selected(chart: Chart, name: str) -> bool:
 
 def _forgotten(chart: Chart, frozen: Sequence[str], learning: Sequence[str]) -> Iterator[Suspicion]:
     """Frozen layers between others that learn and are alike. What comes before all that learns is a backbone; what is
-    most of the model carries an adapter; a part of its own, unlike all others, is a teacher."""
-    if not frozen or not learning or elements(chart, frozen) > 0.5 * elements(chart, (*frozen, *learning)):
-        return
-    if is_upstream(chart, frozen, learning):
+    most of the model carries adapters, of which some may have been forgotten; a part of its own, unlike all others, is
+    a teacher."""
+    if not frozen or not learning:
         return
     kinds = {(kind_of(name), chart.part(name)) for name in learning}
     suspicious = [name for name in frozen if (kind_of(name), chart.part(name)) in kinds and did_run(chart, name)]
-    modules = {owner(name) for name in frozen}
-    if len(modules) == 1 and chart.part(frozen[0]) != "embedding" and did_run(chart, frozen[0]):
-        suspicious = list(frozen)
+    if elements(chart, frozen) > 0.5 * elements(chart, (*frozen, *learning)):
+        alike = {kind_of(name) for name in suspicious}
+        whole = [*suspicious, *(name for name in learning if kind_of(name) in alike)]
+        if elements(chart, suspicious) > 0.5 * elements(chart, whole):
+            return
+    else:
+        modules = {owner(name) for name in frozen}
+        if len(modules) == 1 and chart.part(frozen[0]) != "embedding" and did_run(chart, frozen[0]):
+            suspicious = list(frozen)
     if suspicious and not is_upstream(chart, suspicious, learning):
         yield _frozen(chart, suspicious, chart.first_step, 0.8)
 
