@@ -22,8 +22,10 @@ def main() -> int:
     parser.add_argument("--faults", action="store_true", help="planted faults alone")
     parser.add_argument("--into", type=Path, help="write the tables to this file")
     parser.add_argument("--keep", type=Path, help="keep results, logs and runs in this directory")
+    parser.add_argument("--reuse", choices=("bare", "all"), help="what --keep has is not trained again")
     asked = parser.parse_args()
     options = [f"--{name}" for name in ("list", "healthy", "faults") if getattr(asked, name)]
+    options += [f"--reuse={asked.reuse}"] * (asked.reuse is not None)
     options += [f"--only={pattern}" for pattern in asked.only or ()]
     hosts = run_all(_modules(asked.only), options, asked.jobs, asked.keep)
     done = [one for found in hosts for one in found]

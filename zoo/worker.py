@@ -1,4 +1,4 @@
-"""The trainings of one file: python -m zoo.worker MODULE FOLDER [--only PATTERN] [--healthy] [--faults] [--list]
+"""The trainings of one file: python -m zoo.worker MODULE FOLDER [--only PATTERN] [--healthy] [--faults] [--list] [--reuse WHAT]
 
 `zoo.processes` starts it, with an environment that keeps packages off the network. The file and its packages are
 imported once; then every training, bare or watched, is a process of its own, forked from here. The bare run never
@@ -42,6 +42,7 @@ def main() -> None:
     parser.add_argument("module")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--only", action="append")
+    parser.add_argument("--reuse", choices=("bare", "all"))
     for option in ("--healthy", "--faults", "--list"):
         parser.add_argument(option, action="store_true")
     asked = parser.parse_args()
@@ -55,10 +56,13 @@ def main() -> None:
         sys.exit(1)
     write_listed([Listed(one.name, one.steps, one.faults) for one in trainings], folder / f"{asked.module}.list.json")
     tasks = [task for one in trainings for task in tasks_of(one)] if not asked.list else []
+    if asked.reuse is not None:
+        old = [task for task in tasks if (folder / result_file(task[0].name, *task[1:])).exists()]
+        tasks = [task for task in tasks if task not in old or (asked.reuse == "bare" and task[2])]
     for task in tasks:
-        old = folder / result_file(task[0].name, *task[1:])
-        old.unlink(missing_ok=True)
-        shutil.rmtree(old.with_suffix(""), ignore_errors=True)
+        stale = folder / result_file(task[0].name, *task[1:])
+        stale.unlink(missing_ok=True)
+        shutil.rmtree(stale.with_suffix(""), ignore_errors=True)
     for training, fault, is_watched in tasks:
         if not (asked.healthy if fault else asked.faults):
             run_apart(training, fault, is_watched, folder / result_file(training.name, fault, is_watched))
