@@ -1,4 +1,4 @@
-"""The trainings of one file: python -m zoo.worker MODULE FOLDER [--only PATTERN] [--healthy] [--faults] [--list] [--reuse WHAT]
+"""The trainings of one file: python -m zoo.worker MODULE FOLDER [--only PATTERN] [--healthy] [--reuse bare] ...
 
 `zoo.processes` starts it, with an environment that keeps packages off the network. The file and its packages are
 imported once; then every training, bare or watched, is a process of its own, forked from here. The bare run never
