@@ -169,6 +169,8 @@ class Decoder:
             self._newest[role] = self._layers[number]
 
     def _record(self, words: Mapping[str, Any], arrays: Arrays, partly: bool) -> Record:
+        if len(words["roles"]) > _MOST_ROLES:
+            raise ValueError("more roles than a record can have")
         rows = {}
         for place, role in enumerate(words["roles"]):
             try:
@@ -199,6 +201,8 @@ class Decoder:
             histograms = _histograms(len(layers), *parts)
         extras = {}
         if "extras" in role:
+            if len(role["extras"]) > _MOST_EXTRAS:
+                raise ValueError("more extras than a role can have")
             extra = _floats(arrays[f"{place}.extras"], len(role["extras"]))
             extras = dict(zip(_names(role["extras"]), extra, strict=True))
         return LayerRows(layers, Rows(values, histograms), extras)
@@ -221,6 +225,10 @@ class Decoder:
         if len(layers) != count:
             raise ValueError(f"{count} rows for {len(layers)} layers")
         return layers
+
+
+# Of a record, and of a role: there are about ten of each. Readers keep series of each of them.
+_MOST_ROLES, _MOST_EXTRAS = 256, 256
 
 
 class UnknownLayers(ValueError):

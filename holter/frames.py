@@ -25,7 +25,7 @@ BEGIN, LENGTH = _HEADER.size, _LENGTH.size  # where the first frame begins; byte
 HEAD = _NUMBERS.size + 4  # bytes before a blob
 AROUND = HEAD + LENGTH  # what a frame has besides its blob
 SIGN_AT = HEAD + HEADER_LENGTH  # in a frame
-_MOST_FRAMES = 8 << 10  # bytes that most frames have
+_MOST_FRAMES = 2 << 10  # bytes that most frames have
 # Bytes that are looked through at once: little at first, since the next frame is mostly near.
 _FIRST_LOOK, _LARGEST_LOOK = 4 << 10, 1 << 20
 # Bytes in which the beginning of a frame is looked for, backwards: at first, and at most.
@@ -69,7 +69,8 @@ def _checksum(numbers: bytes, blob: bytes) -> bytes:
 
 def read_frame(file: BinaryIO, place: int, end: int, spare: Spare | None = None) -> Frame | None:
     """The frame that begins here; None where no whole one does before the end."""
-    begin = os.pread(file.fileno(), _MOST_FRAMES, place)  # a file's own buffer would read much for little
+    # Not by the file's own buffer, which reads much for little; and where frames are looked for, most are none.
+    begin = os.pread(file.fileno(), _MOST_FRAMES if spare is None else HEAD, place)
     length = length_of(begin)
     if AROUND + length <= len(begin):
         is_framed = 0 < length <= end - place - AROUND and begin.startswith(begin[:LENGTH], HEAD + length)

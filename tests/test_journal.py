@@ -113,7 +113,7 @@ class Damaged:
         with self.path.open("r+b", buffering=0) as file:
             os.pwrite(file.fileno(), written, place)
             reader = JournalReader(self.path)
-            found, expected = list(reader.read()), self.untouched(place + differs[0], place + differs[-1])
+            found, expected = list(reader.read()), self.untouched(place + differs[0], place + differs[-1] + 1)
             os.pwrite(file.fileno(), there, place)
             file.truncate(len(self.data))
         found = [entry for entry in found if entry not in self.truth or entry in expected]  # a table has a twin

@@ -189,8 +189,8 @@ def test_a_damaged_run_shows_what_is_there_and_says_what_is_not(sick: Path, tmp_
     steps = {"torn": range(1, whole), "noise": range(1, whole), "no run.json": range(whole, whole + 1)}
     assert view["run"]["steps"] in steps.get(damage, [30] if damage == "all roles gone" else [0])
     expected = {
-        "torn": "could not be read",
-        "noise": "could not be read",
+        "torn": "torn or damaged",
+        "noise": "torn or damaged",
         "no run.json": "run.json is missing",
         "empty journal": "No step",
         "nothing at all": "No step",

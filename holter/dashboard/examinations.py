@@ -22,6 +22,9 @@ _ATTENTION = 20.0  # seconds for which a request keeps the worker at work
 _AGAIN = 2.0  # seconds between two examinations of a run that goes on, at least
 _REST = 4.0  # times as long as the last one took
 _DEATHS = 2  # of the worker over one run, until that is left alone
+_FAIR = 10.0  # seconds of the worker's that one run may take before it lets the others go first
+# Seconds that one may take in all, and so many more for each byte: a run of a gigabyte takes a few minutes.
+_MOST, _MOST_PER_BYTE = 60.0, 2e-6
 _TROUBLED = 60.0  # seconds until a run that could not be read is tried again: that may be over
 _REFUSED = 5.0  # seconds until it is tried again where this machine had no room for a worker
 
@@ -51,6 +54,7 @@ class Examinations:
         self._looked_at: dict[str, float] = {}  # when the page of a run was last asked for
         self._attended = float("-inf")
         self._deaths: dict[str, int] = {}
+        self._spent: dict[str, float] = {}  # seconds on what is not examined to its end yet
         self._worker = Process()
         self.trouble = ""  # why nothing at all is examined just now
         self._not_before = float("-inf")
@@ -76,12 +80,13 @@ class Examinations:
             return None
         return min(due, key=lambda run: self._turn(run, now), default=None)
 
-    def _turn(self, run: Listed, now: float) -> tuple[bool, bool, float]:
-        """Runs that are looked at first, then what was begun: the worker keeps few open, and would begin again and
-        again. Of those, and of the others, what has waited longest."""
+    def _turn(self, run: Listed, now: float) -> tuple[bool, bool, bool, float]:
+        """Runs that take long last. Before them runs that are looked at, then what was begun: the worker keeps few
+        open, and would begin again and again. Of those, and of the others, what has waited longest."""
         is_watched = now - self._looked_at.get(run.id, float("-inf")) < _ATTENTION
         known = self.known.get(run.id)
-        return not is_watched, not (known is not None and known.is_partial), known.at if known is not None else 0.0
+        is_long, is_begun = self._spent.get(run.id, 0.0) > _FAIR, known is not None and known.is_partial
+        return is_long, not is_watched, not is_begun, known.at if known is not None else 0.0
 
     def _is_due(self, run: Listed, now: float) -> bool:
         if not run.signature or self._deaths.get(run.id, 0) >= _DEATHS:
@@ -109,8 +114,19 @@ class Examinations:
         else:
             if answer is None or answer.is_complete:
                 self._deaths.pop(run.id, None)
+            if answer is not None and self._takes_too_long(run, answer, time.monotonic() - began):
+                answer, trouble = None, "its diagnosis takes too long for its size: `holter diagnose` has no limit"
             self._keep(run, run.extent, began, answer, trouble)
         self.trouble = ""
+
+    def _takes_too_long(self, run: Listed, answer: Answer, seconds: float) -> bool:
+        spent = self._spent.pop(run.id, 0.0) + seconds
+        if answer.is_complete:
+            return False
+        if spent > _MOST + _MOST_PER_BYTE * sum(size for _, size in run.extent):
+            return True
+        self._spent[run.id] = spent
+        return False
 
     def _pause(self, error: NotStarted) -> None:
         self._not_before = time.monotonic() + _REFUSED
@@ -139,7 +155,7 @@ class Examinations:
     def forget(self, runs: Iterable[str]) -> None:
         """Keeps what is known of these only."""
         kept = set(runs)
-        for memory in (self.known, self._looked_at, self._deaths):
+        for memory in (self.known, self._looked_at, self._deaths, self._spent):
             for gone in memory.keys() - kept:
                 memory.pop(gone)
 

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import anyio
 
-PATIENCE = 120.0  # seconds for an answer
+PATIENCE = 40.0  # seconds for an answer; one takes a second of reading, and a few where all is read
 READY = b"ready\n"  # what it says first
 _LINE = 256 << 20  # bytes of an answer
 # The path of this process and not the working directory, where anyone may have put a module.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import queue
+import resource
 import signal
 import sys
 import threading
@@ -28,6 +29,7 @@ from holter.summary import as_json
 SPARK = 48  # points of a spark line
 _SLICE = 1.0  # seconds
 _OPEN = 4  # runs that are kept open
+_MEMORY = 3 << 30  # bytes
 _BUCKETS = 64  # only the loss is drawn from this process
 
 
@@ -64,6 +66,8 @@ def spark_of(follower: Follower) -> tuple[float, ...]:
 def main() -> None:
     """Answers until nobody asks any more."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for the server, which then ends this
+    with suppress(OSError, ValueError):  # what asks for more is a run that was made to, and is told so
+        resource.setrlimit(resource.RLIMIT_DATA, (_MEMORY, resource.getrlimit(resource.RLIMIT_DATA)[1]))
     with suppress(OSError):
         os.nice(10)  # a training on the same machine comes first
     asked: queue.Queue[str] = queue.Queue()

@@ -79,7 +79,7 @@ def _bracket(steps: Integers, losses: Floats, at: int) -> tuple[float, float]:
     x, y = steps[recent] - steps[-1], losses[recent]
     slope, level = np.polyfit(x, y, 1)
     error = float(np.std(y - (level + slope * x))) / np.sqrt(len(x))
-    uncertain = 2 * error * np.sqrt(1 + 12 * (at - steps[-1]) ** 2 / max(float(np.ptp(x)), 1.0) ** 2)
+    uncertain = 2 * error * np.sqrt(1 + 12 * float(at - int(steps[-1])) ** 2 / max(float(np.ptp(x)), 1.0) ** 2)
     lowest = level + min(slope, 0.0) * (at - steps[-1]) - uncertain
     highest = level + max(slope, 0.0) * (at - steps[-1]) + 4 * error
     return float(lowest), float(max(highest, y.min()))  # the line through a quick fall ends below its last losses

@@ -82,24 +82,33 @@ class Sheet:
         self._taken[name] = len(self._waiting)
         is_derived = name in self._statistics
         known = lines if is_derived else [line for line in lines if name in line.extras]
+        place = self._widened(name, known)
         for layers, alike in groupby(known, key=lambda line: line.layers):
             same = list(alike)
             steps = np.array([line.step for line in same], dtype=np.int64)
             if is_derived:
-                self._extend(name, layers, steps, derive(np.array([line.rows for line in same]), name))
+                self._extend(name, layers, place, steps, derive(np.array([line.rows for line in same]), name))
             else:
-                self._extend(name, layers, steps, np.array([line.extras[name] for line in same]))
+                self._extend(name, layers, place, steps, np.array([line.extras[name] for line in same]))
 
-    def _extend(self, name: str, layers: tuple[str, ...], steps: Integers, values: Floats) -> None:
+    def _widened(self, name: str, lines: list[_Line]) -> dict[str, int]:
+        """Makes room for all layers of these lines at once, and says where each is: nothing where all are the same."""
         series = self._series.get(name)
-        if series is None:
-            series = self._series[name] = Series(layers)
+        if series is None and lines:
+            series = self._series[name] = Series(lines[0].layers)
+        if series is None or all(line.layers == series.names for line in lines):
+            return {}
+        names = dict.fromkeys((*series.names, *(layer for line in lines for layer in line.layers)))
+        if len(names) > len(series.names):
+            self._series[name] = series.renamed(tuple(names))
+        return {layer: index for index, layer in enumerate(names)}
+
+    def _extend(
+        self, name: str, layers: tuple[str, ...], place: dict[str, int], steps: Integers, values: Floats
+    ) -> None:
+        series = self._series[name]
         if series.names != layers:
-            known = set(series.names)
-            if not known.issuperset(layers):
-                series = self._series[name] = series.renamed((*series.names, *(n for n in layers if n not in known)))
-            place = {name: index for index, name in enumerate(series.names)}
             lines = np.full((len(values), len(series.names)), np.nan)
-            lines[:, [place[name] for name in layers]] = values
+            lines[:, [place[layer] for layer in layers]] = values
             values = lines
         series.extend(steps, values)

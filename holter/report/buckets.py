@@ -8,6 +8,7 @@ is taken as steps come: a short run of many layers is small.
 from __future__ import annotations
 
 import warnings
+from bisect import bisect_left
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +19,8 @@ Integers = npt.NDArray[np.int64]
 
 BUCKETS = 800  # what a wide screen shows
 _FEWEST = 128
+_FIRST_ROWS = 8
+_SMALL = 16 << 10  # bytes of several layers that are taken at once: scalars may be many
 
 
 def buckets_for(layers: int, cells: int, most: int = BUCKETS) -> int:
@@ -25,11 +28,10 @@ def buckets_for(layers: int, cells: int, most: int = BUCKETS) -> int:
     return min(most, max(_FEWEST, cells // max(1, layers)))
 
 
-_FIRST_ROWS = 8
-
-
 class Buckets:
     """The lowest and the highest value of every layer in every stretch of steps, and the last one.
+
+    Only stretches that hold something take memory.
 
     >>> found = Buckets(2, layers=1)
     >>> for step in range(8):
@@ -41,13 +43,13 @@ class Buckets:
     def __init__(self, buckets: int = BUCKETS, layers: int = 1) -> None:
         self.span = 1  # steps in a bucket
         self._room = 2 * buckets
-        self._arrays = np.full((3, 0, layers), np.nan, dtype=np.float32)  # low, high, last
-        self._used: npt.NDArray[np.bool_] = np.zeros(0, dtype=bool)
+        self._numbers: list[int] = []  # of the buckets that hold something, ascending
+        self._arrays = np.full((3, 0, layers), np.nan, dtype=np.float32)  # low, high, last; a row for each, and room
 
     @property
     def steps(self) -> Integers:
         """The first step of each bucket that holds something."""
-        return np.flatnonzero(self._used) * self.span
+        return np.array(self._numbers, dtype=np.int64) * self.span
 
     @property
     def low(self) -> Singles:
@@ -63,7 +65,7 @@ class Buckets:
         return self._of(2)
 
     def _of(self, which: int) -> Singles:
-        found: Singles = self._arrays[which, self._used]
+        found: Singles = self._arrays[which, : len(self._numbers)].copy()
         return found
 
     def put(self, step: int, values: Floats, places: Integers | slice = slice(None)) -> None:
@@ -72,10 +74,7 @@ class Buckets:
             return
         while step >= self._room * self.span:
             self._fold()
-        row = step // self.span
-        if row >= len(self._used):
-            self._lengthen(min(self._room, max(row + 1, 2 * len(self._used), _FIRST_ROWS)))
-        self._used[row] = True
+        row = self._row_of(step // self.span)
         with np.errstate(over="ignore"):  # beyond float32 it is infinite, and shown as such
             single = values.astype(np.float32)
         low, high, last = self._arrays[:, row]
@@ -91,24 +90,43 @@ class Buckets:
 
     def rewind(self, step: int) -> None:
         """Forgets what came at this step and after it: a checkpoint of before was loaded."""
-        first = -(-step // self.span)
-        self._used[first:] = False
-        self._arrays[:, first:] = np.nan
+        kept = bisect_left(self._numbers, -(-step // self.span))
+        del self._numbers[kept:]
+        self._arrays[:, kept:] = np.nan
 
-    def _lengthen(self, rows: int) -> None:
-        more = rows - len(self._used)
-        self._arrays = np.pad(self._arrays, ((0, 0), (0, more), (0, 0)), constant_values=np.nan)
-        self._used = np.pad(self._used, (0, more))
+    def _row_of(self, number: int) -> int:
+        """Where the bucket of this number is; it is put in its place where it is new."""
+        row = bisect_left(self._numbers, number)
+        if row < len(self._numbers) and self._numbers[row] == number:
+            return row
+        count = len(self._numbers)
+        if count == self._arrays.shape[1]:
+            layers = self._arrays.shape[2]
+            is_small = layers > 1 and self._arrays.itemsize * 3 * self._room * layers <= _SMALL
+            more = self._room - count if is_small else min(self._room - count, max(count, _FIRST_ROWS))
+            self._arrays = np.pad(self._arrays, ((0, 0), (0, more), (0, 0)), constant_values=np.nan)
+        if row < count:  # what was logged late
+            self._arrays[:, row + 1 : count + 1] = self._arrays[:, row:count].copy()
+            self._arrays[:, row] = np.nan
+        self._numbers.insert(row, number)
+        return row
 
     def _fold(self) -> None:
-        self._lengthen(len(self._used) + len(self._used) % 2)
-        pairs = self._arrays.reshape(3, len(self._used) // 2, 2, self._arrays.shape[2])
-        low = np.fmin(pairs[0, :, 0], pairs[0, :, 1])
-        high = np.fmax(pairs[1, :, 0], pairs[1, :, 1])
-        last = np.where(np.isnan(pairs[2, :, 1]), pairs[2, :, 0], pairs[2, :, 1])
-        self._arrays = np.stack((low, high, last))
-        self._used = self._used[::2] | self._used[1::2]
+        """Merges neighbours: a bucket covers twice as many steps."""
         self.span *= 2
+        if not self._numbers:
+            return
+        halves = np.array(self._numbers, dtype=np.int64) // 2
+        firsts = np.flatnonzero(np.diff(halves, prepend=-1))
+        second = np.flatnonzero(np.diff(halves, prepend=-1) == 0)  # of a pair
+        low, high, last = self._arrays[:, : len(halves)]
+        merged = np.stack((low[firsts], high[firsts], last[firsts]))
+        into = np.searchsorted(firsts, second) - 1
+        merged[0, into] = np.fmin(merged[0, into], low[second])
+        merged[1, into] = np.fmax(merged[1, into], high[second])
+        merged[2, into] = np.where(np.isnan(last[second]), merged[2, into], last[second])
+        self._arrays[:, : len(firsts)], self._arrays[:, len(firsts) :] = merged, np.nan
+        self._numbers = halves[firsts].tolist()
 
 
 def telling(buckets: Buckets) -> Singles:

@@ -16,6 +16,7 @@ from holter.run import Run
 from holter.tail import Tail
 
 _SMALL = 48 << 20  # bytes of journals that are read at once
+_LOOK = 4.0  # seconds for these: a short run takes one, and others wait
 _SAMPLE = 256  # places of a long journal that a first look takes something of
 _MOST_PROBLEMS = 200
 
@@ -88,7 +89,7 @@ class Follower:
     def look(self) -> None:
         """A first look: all of a short run, some of a long one, in a second or two."""
         if self._tail.bytes_there <= _SMALL:
-            self.read_on()
+            self.read_on(_LOOK)
             return
         sample = Digest(self._buckets)
         journals = self.run.own_journals
