@@ -138,8 +138,9 @@ class ActivationRoles:
         self._looked, self._unseen = None, ""
         if seen is None:
             seen, how = found, why and f"of what is not compiled; {why}"
-        if seen is None or not (seen.parts or seen.attention):
-            return Looked(unseen=why or "none of its layers was seen to run in a training forward" + uncounted)
+        unseen = why or "none of its layers was seen to run in a training forward" + uncounted
+        if seen is None:
+            return Looked(unseen=unseen)
         began = time.perf_counter()
         rows = [self._role(part) for part in seen.parts]
         if seen.attention:
@@ -147,6 +148,8 @@ class ActivationRoles:
         scalars = {} if seen.logits is None else dict(zip(LOGITS, seen.logits.unbind(), strict=True))
         notes = self._dtypes_noted(seen.dtypes) | ({ACTIVATIONS: how} if how else {})
         self._joining += time.perf_counter() - began
+        if not rows:  # only the output of the whole
+            return Looked(rows, scalars, unseen=unseen, is_uncompiled=is_uncompiled)
         return Looked(rows, scalars, notes, is_uncompiled=is_uncompiled)
 
     def _dtypes_noted(self, found: Mapping[str, str]) -> dict[str, str]:

@@ -106,6 +106,10 @@ class Cadence:
         if histograms:
             self._measured_at[f"{kind} histogram"] = self.step
 
+    def note_tried(self, kind: str) -> None:
+        """Nothing was there to be measured: it is tried again when it is due again, not at every step."""
+        self._measured_at[kind] = self.step
+
     def charge_device_time(self) -> None:
         """For what the device has done by now."""
         if self._timers:

@@ -183,6 +183,7 @@ class Collector:
         self._pending.notes.update(looked.notes)
         if looked.unseen:
             self._note_unseen(looked.unseen)
+            self._cadence.note_tried("activation")
         for name, value in looked.scalars.items():
             self._add_scalar(self._pending, name, value)
         seconds = self._activations.seconds - self._looked_before

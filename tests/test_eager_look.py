@@ -18,6 +18,7 @@ from torch._dynamo.utils import counters
 
 import holter
 from holter import eager_look
+from holter.activations import ActivationCapture
 from holter.eager_look import look
 from holter.sampling import first_samples
 
@@ -503,3 +504,17 @@ def test_nothing_of_it_stays() -> None:
         twin = copy.deepcopy(net)
         assert twin._compiled_call_impl is None
     assert net._compiled_call_impl is call
+
+
+def test_what_cannot_be_seen_is_tried_and_told_at_its_pace(monkeypatch: pytest.MonkeyPatch) -> None:
+    armed: list[int] = []
+    inner = ActivationCapture.arm
+    monkeypatch.setattr(ActivationCapture, "arm", lambda *args, **options: armed.append(1) or inner(*args, **options))
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    options: dict[str, Any] = {"machine": False, "diagnose": False, "budget": None, "activations": 3}
+    with holter.watch(model, optimizer, run=False, **options) as monitor:
+        for _ in range(7):
+            checkpointed(model)
+            optimizer.step()
+    assert len(armed) == 3 and len(notes_of(monitor)) == 3
