@@ -86,6 +86,9 @@ class GradientReads:
         # For the step that is being taken, and ids of parameters: those of its optimizer that have gradients.
         self._at_step: tuple[_Read, set[int]] | None = None
         self._parts: list[_Part] = []  # for the optimizers of this training step that have stepped
+        # One parameter of each optimizer, and what its gradient was at the step before.
+        self._before: dict[int, tuple[int, weakref.ref[Tensor]]] = {}
+        self._are_kept = False  # whether gradients of this training step lie in the tensors of the one before
 
     def forget(self) -> None:
         """What was read belongs to a step that was not taken."""
@@ -232,6 +235,7 @@ class GradientReads:
             same.own |= own
         elif read.present:  # else nothing was looked at
             self._parts.append(_Part(read, own, scale))
+        self._are_kept |= bool(read.present) and self._has_kept(read, optimizer)
 
     def add_to(self, draft: Draft) -> None:
         """What was read in the training step that is over."""
@@ -244,8 +248,19 @@ class GradientReads:
                 draft.notes["gradients_read_at"] = part.read.at
         measured = {part.read.is_measured for part in parts}
         draft.gradients_are_partial |= len(measured) > 1  # of some the budget did not allow it
+        if self._are_kept:
+            draft.set("gradients_kept", 1.0)
+        self._are_kept = False
         if any(part.read.at == "clip" for part in parts):
             _add_clip(draft, parts)
+
+    def _has_kept(self, read: _Read, optimizer: Optimizer) -> bool:
+        """Whether the gradients lie in the tensors of the step before: `zero_grad` lets go of those, as a rule."""
+        owner, before = self._before.get(id(optimizer), (0, None))
+        now = next(iter(read.present.items()))
+        self._before[id(optimizer)] = (owner, read.present[owner]) if owner in read.present else now
+        gradient = read.present[owner]() if owner in read.present else None
+        return before is not None and gradient is not None and before() is gradient
 
 
 def _add_clip(draft: Draft, parts: Sequence[_Part]) -> None:

@@ -22,7 +22,7 @@ from holter.statistics.measure import unmeasurable
 # Names of Holter's own; what a user logs under one of them is kept as logged/<name>.
 OWN = {
     *("learning_rate", "gradient_norm", "gradient_norm_clipped", "gradient_nonfinite", "clip_norm", "clip_max_norm"),
-    *("gradient_norm_selected", "gradient_nonfinite_selected"),
+    *("gradient_norm_selected", "gradient_nonfinite_selected", "gradients_kept"),
     *("skipped", "loss_scale", "step_time", "monitor_cost", "dropped", *LOGITS),
     *("samples_per_second", "tokens_per_second", "weight_decay", "optimizer_step"),
 }

@@ -116,6 +116,21 @@ def spread(values: Floats) -> Floats:
     return np.asarray(1.4826 * median(np.abs(values - median(values))))
 
 
+def scale_of(losses: Floats) -> float:
+    """By what a rise or a fall of a loss is measured: its level, or how far its values lie apart where that is more.
+
+    A loss may be negative, cross zero, or begin there: that of a policy gradient is 1e-8 at first and 0.1 in the next
+    step, and a multiple of such a value says nothing. NaN where nothing is finite.
+
+    >>> scale_of(np.array([2.0, 2.1, 1.9])), round(scale_of(np.array([1e-8, 0.1, -0.1, 0.05])), 2)
+    (2.0, 0.2)
+    """
+    losses = losses[np.isfinite(losses)]
+    if not len(losses):
+        return float("nan")
+    return max(abs(overall_median(losses)), float(np.ptp(losses)))
+
+
 def slope(steps: Integers, values: Floats) -> float:
     """Per step, by least squares over the finite values; NaN where there are fewer than three."""
     return float(slopes(steps, values[:, None])[0])

@@ -69,6 +69,7 @@ class Events:
         self.past: list[Event] = []
         self.last_outside = -1  # the last step at which any series was outside
         self._news = False
+        self._has_signs = False  # whether the loss was ever 0 or below
         # Steps that wait, all with the same series; those, and how many may wait.
         self._waiting: list[tuple[int, Floats]] = []
         self._at, self._room = np.zeros(0, dtype=np.int64), 1
@@ -79,8 +80,9 @@ class Events:
         """Calm steps wait for a few others, as numpy takes as long for one as for many; a scalar that leaves its band
         is known at once, and with it all that happened."""
         scalars = {name: moment.scalars[name] for name in SCALARS if name in moment.scalars}
-        if scalars.get("loss", 1.0) <= 0:
-            del scalars["loss"]  # on a log scale it has no size, and one that crosses zero has not grown
+        self._has_signs |= scalars.get("loss", 1.0) <= 0
+        if self._has_signs:
+            scalars.pop("loss", None)  # on a log scale it has no size, and one that crosses zero has not grown
         places, values = self._measured(scalars, moment.rows)
         if places is not self._at:
             self.settle()

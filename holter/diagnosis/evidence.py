@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 
 from holter.diagnosis.chart import Chart, column, until_news
 from holter.diagnosis.events import Event
 from holter.diagnosis.suspicion import Case
 from holter.series import Floats, Integers, Series, known_median, median
+
+_FINDS_ITS_RATE = re.compile(r"(?i)dadapt|prodigy|dog$|dowg|cocob|mechanic")
 
 
 def harm(case: Case, since: int, within: int = 12, least: float = 2.0) -> Event | None:
@@ -102,6 +106,13 @@ def most_zeros(chart: Chart) -> float:
 def is_adaptive(chart: Chart) -> bool:
     """Whether the optimizer divides by a second moment."""
     return chart.has("second_moment")
+
+
+@until_news
+def finds_its_rate(chart: Chart) -> bool:
+    """Whether the optimizer finds the length of its steps, from far too short ones on: its rate is a factor, near 1."""
+    names = chart.info.get("optimizers")
+    return isinstance(names, list) and any(_FINDS_ITS_RATE.search(str(name)) for name in names)
 
 
 @until_news

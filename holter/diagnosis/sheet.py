@@ -20,7 +20,7 @@ _STATISTICS = {
     "update": ("norm",),
     "activation": ("rms", "std", "mean", "abs_max", "zero_share", "count", "nonfinite"),
     "momentum": ("norm",),
-    "second_moment": ("norm",),
+    "second_moment": ("norm", "zero_share"),
     "batch": ("count", "mean", "std", "abs_max", "min", "max", "nonfinite"),
 }
 _NONE = Series(())

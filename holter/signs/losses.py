@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from holter.series import scale_of
 from holter.signs.sign import Evidence, Sign, trailing
 from holter.words import number, times
 
@@ -20,7 +21,8 @@ def risen_loss(evidence: Evidence) -> Iterator[Sign]:
     if len(losses) < 2 * FEW:
         return
     first, last = float(np.median(losses[:FEW])), float(np.median(losses[-FEW:]))
-    if first > 0 and last >= RISEN * first:
+    # One that crosses zero, or begins there, has no level to be a multiple of.
+    if (losses[: 2 * FEW] > 0).all() and last >= RISEN * max(first, scale_of(losses[: 2 * FEW])):
         # The newest value may happen to be low: it is the median of the end that says so.
         since = trailing(steps[:-FEW], losses[:-FEW] > first)
         since = int(steps[-FEW]) if since is None else since

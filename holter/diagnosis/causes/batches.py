@@ -111,15 +111,33 @@ def _last_matrix(chart: Chart) -> str | None:
 
 
 @until_news
-def target_power(chart: Chart) -> float:
-    """The mean square of targets that are numbers: what a model that puts out zeros loses by it. NaN if not known."""
+def target_power(chart: Chart, since: int | None = None, until: int | None = None) -> float:
+    """The mean square of targets that are numbers: what a model that puts out zeros loses by it; in the opening, or in
+    the batches from one step on, or before one. NaN if not known."""
     means, deviations = chart.table("batch", "mean"), chart.table("batch", "std")
     entropy = chart.table("batch", "label_entropy")
     for place in targets_of(means):
         if not np.isfinite(entropy.opening[:, place]).any():
-            squares = means.opening[:, place] ** 2 + deviations.opening[:, place] ** 2
-            return overall_median(squares[np.isfinite(squares)]) if np.isfinite(squares).any() else float("nan")
+            mean, std = (_part(one, since, until)[:, place] for one in (means, deviations))
+            squares = mean**2 + std**2
+            return known_median(squares[np.isfinite(squares)])
     return float("nan")
+
+
+def _part(series: Series, since: int | None, until: int | None) -> Floats:
+    if since is not None:
+        return series.since(since)[-24:]
+    return series.opening if until is None else series.before(until, 24)
+
+
+def labels_changed(chart: Chart, since: int) -> bool:
+    """Other classes than before: another stage of a curriculum."""
+    series, place = label_entropies(chart)
+    if place < 0:
+        return False
+    before, after = series.before(since, 24)[:, place], series.since(since)[:24, place]
+    before, after = before[np.isfinite(before)], after[np.isfinite(after)]
+    return len(before) > 3 and len(after) > 3 and bool(abs(overall_median(after) - overall_median(before)) > 0.15)
 
 
 def first_losses(chart: Chart, most: int = 3) -> Floats:

@@ -1,4 +1,4 @@
-"""The data: batches that are broken, out of scale, or the same again and again."""
+"""The data: batches that are broken or out of scale."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from holter.diagnosis.causes.batches import (
     target_power,
 )
 from holter.diagnosis.causes.nonfinite import not_finite
+from holter.diagnosis.causes.repeated import repeated
 from holter.diagnosis.chart import Chart, column
 from holter.diagnosis.events import Event
-from holter.diagnosis.evidence import matrices, middle, typical_now
 from holter.diagnosis.suspicion import Case, Kind, Suspicion
-from holter.series import Flags, Floats, Integers, Series, known_median, logs, overall_median, spread
-from holter.words import number, share
+from holter.series import Series, known_median, logs, overall_median, spread
+from holter.words import number
 
 _SHORT = 3  # batches in a row that are an accident; more of them are how the data is now
 _FAR = 10.0  # times the usual spread of a statistic of batches
@@ -30,8 +30,6 @@ _FLAT = 0.02  # the largest value of inputs that are too small; sparse ones (one
 _LEVEL = 6  # batches that make a level
 _OPENING = 24  # batches at the start that tell what is usual
 _RESCALED = 2.5  # times its former size: what the next stage of a curriculum hardly does
-_STUCK = 4  # steps in a row with a batch of the last few
-_FEW = 4  # different batches that must have been there before
 
 
 # One batch that is broken -----------------------------------------------------------------------------------------
@@ -219,7 +217,7 @@ def _rescaled(case: Case, places: list[int]) -> Iterator[Suspicion]:
     since = _left(series, places[place], is_size=by_ratio)
     far = max(float(ratio[place]), 1 / max(float(ratio[place]), 1e-30), abs(float(shift[place])))
     rise = _risen(chart, since)
-    if since is None or (far < 5 and not rise > 1.2):
+    if since is None or (far < 5 and not rise > 1.2) or not _is_fault(series, places[place], since, by_ratio):
         return
     name = series.names[places[place]]
     became = f"{number(float(ratio[place]))} times" if by_ratio else f"{number(float(shift[place]))} deviations from"
@@ -235,6 +233,28 @@ def _rescaled(case: Case, places: list[int]) -> Iterator[Suspicion]:
         "normalisation that was lost or done twice, and bring the inputs back to that.",
         check="It worked if mean and std of the inputs stay where they were at the start.",
     )
+
+
+def _is_fault(series: Series, place: int, since: int, is_size: bool) -> bool:
+    """Whether it was level, and went at once or grows by a factor a step: what an agent sees as it learns, and a buffer
+    as it fills, becomes other from the start, little by little, and slower and slower."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        before, after, first = (
+            np.log(rows[:, place]) if is_size else rows[:, place]
+            for rows in (series.before(since, _LEVEL), series.since(since), series.opening[:_OPENING])
+        )
+    usual = known_median(first)
+    whole = abs(known_median(after[-_LEVEL:]) - usual)
+    parts = (before, first[: _OPENING // 3], first[-_OPENING // 3 :])
+    if any(abs(known_median(part) - usual) > 0.3 * whole for part in parts):
+        return False
+    if abs(known_median(after[:_LEVEL]) - known_median(before)) > 0.5 * whole:
+        return True
+    half = len(after) // 2
+    if not is_size or half < _LEVEL:
+        return False
+    start, middle, end = (known_median(part) for part in (after[:3], after[half - 1 : half + 2], after[-3:]))
+    return abs(end - start) > 0.5 * whole and abs(end - middle) > 0.8 * abs(middle - start)
 
 
 def _left(series: Series, place: int, is_size: bool) -> int | None:
@@ -259,83 +279,6 @@ def _risen(chart: Chart, since: int | None) -> float:
         return 0.0
     was, is_now = overall_median(before), overall_median(now)
     return np.inf if not np.isfinite(is_now) else is_now / was if was > 0 else 0.0
-
-
-# The same batch again ---------------------------------------------------------------------------------------------
-
-
-def repeated(case: Case) -> Iterator[Suspicion]:
-    """batch-repeated: the last batches are but one or two, after many different ones.
-
-    An epoch that comes round, in whatever order, shows all its batches before one comes again; a training on the
-    whole of a small data set has never had another one; a loader that gives each batch twice goes on to the next.
-    """
-    steps, ago = column(case.chart.scalar("batch/repeated"))
-    if not len(ago):
-        yield from _agreeing(case)
-        return
-    if len(ago) < _STUCK + _FEW or not (ago[-_STUCK:] > 0).all():
-        return
-    again = (ago > 0) & (ago <= 2)
-    run = _last_run(again)
-    before = int((~again[: len(again) - run]).sum())  # batches that were not just there
-    longest = _longest(again[: len(again) - run])
-    if run < _STUCK or before < _FEW or run < 2 * longest + 2:
-        return
-    since = int(steps[-run])
-    yield Suspicion(
-        "batch-repeated",
-        "data",
-        since,
-        0.95 if run >= _STUCK + 2 else 0.75,
-        Kind.FACT,
-        evidence={"steps": run, "distance": float(ago[-1]), "different_before": before},
-        advice=f"The same batch has come {run} times in a row since step {since:,}: look for an iterator that is made "
-        "anew in each step (next(iter(loader))), a sampler that no longer advances, or a cache that is not filled.",
-        check="It worked if batch/repeated is 0, or as long as an epoch.",
-    )
-
-
-def _agreeing(case: Case) -> Iterator[Suspicion]:
-    """Without hashes: gradients that began to agree while their norm and the loss fall."""
-    if typical_now(case.chart, "update", "cosine") <= 0.9:
-        return
-    series, losses = case.chart.table("update", "cosine"), case.chart.scalar("loss")
-    steps, cosines = middle(series, matrices(case.chart, series)) if len(losses) >= 20 else (series.steps, np.zeros(0))
-    run = _last_run(cosines > 0.9)
-    if run < 2 or len(cosines) - run < 2 or not (cosines[:-run] < 0.75).all():
-        return
-    # It began somewhere between two looks.
-    since = int(steps[-run - 1] + steps[-run]) // 2 + 1
-    before, now = losses.before(int(steps[-run - 1]), 12), losses.values[-3:]
-    norms = case.chart.scalar("gradient_norm").since(int(steps[-run]))
-    was, left = overall_median(before), overall_median(now)
-    if not was > 0 or not left < 0.6 * was or (len(norms) and norms[-1] > 2 * norms[0]):
-        return
-    yield Suspicion(
-        "batch-repeated",
-        "data",
-        since,
-        0.6,
-        evidence={"cosine": float(cosines[-1]), "share_of_loss_left": left / was},
-        advice=f"Since step {since:,} at the latest successive gradients agree to {cosines[-1]:.2f} and the loss is "
-        f"{share(left / was)} of what it was: one batch may be used again and again. "
-        "Log inputs=x to be sure, and look at the sampler.",
-        check="It worked if the cosine of successive gradients falls back below 0.9.",
-    )
-
-
-def _last_run(holds: Flags) -> int:
-    """How many values at the end hold."""
-    breaks = np.flatnonzero(~holds)
-    return len(holds) - 1 - int(breaks[-1]) if len(breaks) else len(holds)
-
-
-def _longest(holds: Flags) -> int:
-    """The longest run of values that hold."""
-    edges: Integers = np.flatnonzero(np.diff(np.concatenate([[0], holds.astype(np.int64), [0]])))
-    lengths: Floats = np.diff(edges)[::2].astype(np.float64)
-    return int(lengths.max(initial=0))
 
 
 RULES = (not_finite, corrupt, scale, repeated)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from holter.diagnosis.anatomy import elements, fan_in, is_within, output_matrix, owner
+from holter.diagnosis.causes.batches import label_entropies
 from holter.diagnosis.chart import Chart, until_news
 from holter.diagnosis.evidence import matrices
 from holter.diagnosis.suspicion import Case, Kind, Suspicion
@@ -295,6 +296,8 @@ def _blocks_in(names: tuple[str, ...]) -> list[int]:
 def logit_drift(case: Case) -> Iterator[Suspicion]:
     """output-logit-drift: all logits move together, which no cross-entropy asks for; the loss does not see it."""
     chart = case.chart
+    if not _has_logits(chart):
+        return
     found = _bias_drift(chart) or _mean_drift(chart)
     if found is None:
         return
@@ -315,6 +318,12 @@ def logit_drift(case: Case) -> Iterator[Suspicion]:
         "It worked if the mean log-sum-exp of the logits stays where it is.",
         by=by,
     )
+
+
+@until_news
+def _has_logits(chart: Chart) -> bool:
+    """Whether the outputs are those of classes, as the targets or tokens tell: values and prices may well drift."""
+    return label_entropies(chart)[1] >= 0 or len(chart.scalar("tokens_per_second")) > 0
 
 
 _Drift = tuple[int, int, dict[str, object], str]  # since, and by which look

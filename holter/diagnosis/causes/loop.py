@@ -15,10 +15,12 @@ from holter.series import Floats, Integers, Series, known_median, median, overal
 def not_cleared(case: Case) -> Iterator[Suspicion]:
     """zero-grad-missing: each gradient holds the one before it, so that they agree and grow.
 
-    A stuck batch agrees too, but its norm and loss fall; with a loss of the wrong sign they grow while it goes down.
+    Gradients agree and grow as well where what is learnt runs ahead, as a Q-function does of its own targets; but there
+    they are new at every step. A stuck batch agrees too, but its norm and loss fall; with a loss of the wrong sign they
+    grow while it goes down.
     """
     chart = case.chart
-    if typical_now(chart, "update", "cosine") <= 0.9:
+    if typical_now(chart, "update", "cosine") <= 0.9 or not _are_kept(chart):
         return
     steps, cosines = typical_of(chart, "update", "cosine")
     at, norms = column(chart.scalar("gradient_norm"))
@@ -50,6 +52,12 @@ def not_cleared(case: Case) -> Iterator[Suspicion]:
         f"before each backward().",
         check="It worked if the cosine of successive gradients falls to near 0 and the norm stops growing.",
     )
+
+
+def _are_kept(chart: Chart) -> bool:
+    """Whether the last gradients lie in the tensors of those before: those that were let go of hold nothing of them."""
+    kept = chart.scalar("gradients_kept")
+    return len(kept) >= 2 and bool(kept.steps[-2] >= chart.step - 2)
 
 
 def _batches_differ(chart: Chart) -> bool:

@@ -13,15 +13,18 @@ from holter.diagnosis.causes.batches import (
     inputs_are_large,
     label_entropies,
     target_power,
+    targets_of,
 )
 from holter.diagnosis.chart import Chart, column, until_news
 from holter.diagnosis.suspicion import Case, Kind, Suspicion
-from holter.series import Floats, median, overall_median, spread
+from holter.series import Floats, median, overall_median, scale_of
 from holter.words import number
 
 _SEEN = 12  # losses within the bounds that two softmaxes leave
 _SEEN_ONCE = 40  # of them, where outputs were looked at only once
 _SLACK = 0.02  # of these bounds, in nats: labels may be smoothed or rounded
+_BOUND = -1.05  # below what a similarity, an overlap or a probability with its sign turned can be
+_DEEPER = 1.1  # times its first value
 
 
 # Softmax twice ----------------------------------------------------------------------------------------------------
@@ -91,9 +94,11 @@ def _stopped_at(losses: Floats, low: float, guess: float) -> bool:
 
 
 def wrong_sign(case: Case) -> Iterator[Suspicion]:
-    """loss-sign: the loss is negative and falls ever faster.
+    """loss-sign: the loss is minus what it should be, and falls without an end.
 
-    A likelihood may well be negative, but it falls slower and slower; a similarity ends at -1.
+    Many a loss is negative by design: that of a density sinks below 0 and slows down, a similarity ends at -1, a policy
+    gradient and a critic go to and fro. So that it is negative says nothing: either its first value is minus what a
+    guess loses, or it went from one value to minus that in one step; and then it must fall further than those do.
     """
     chart = case.chart
     steps, losses = column(chart.scalar("loss"))
@@ -106,33 +111,27 @@ def wrong_sign(case: Case) -> Iterator[Suspicion]:
     fallen = losses[start:]
     if len(fallen) < 5:
         return
-    is_whole = chart.scalar("loss").seen == len(chart.scalar("loss")) and not chart.resumed
-    if start < 3 and not is_whole:
+    if start < 3 and (chart.scalar("loss").seen > len(chart.scalar("loss")) or chart.resumed):
         return  # what it was at first is not known any more
-    mirrored, guess = _mirrored(chart, losses, start), guess_loss(chart)
-    since = int(steps[start])
+    since, first, now = int(steps[start]), float(fallen[0]), float(fallen[-1])
     growth = _growth(chart.scalar("gradient_norm").since(since)[:, 0])
-    far = bool(fallen[-3:].max() < 2 * fallen[:3].min())
-    if label_entropies(chart)[1] >= 0:  # a cross-entropy is never negative
-        was = overall_median(losses[max(0, start - 12) : start]) if start >= 3 else 0.0
-        is_wrong = fallen[-1] < 1.03 * fallen[0] and (mirrored or (start >= 3 and fallen[-3:].max() < -1.5 * was))
-    else:
-        beyond = bool(fallen[-3:].max() < -5 * np.abs(losses[: start + 3]).max())  # all that it was before
-        runs_away = beyond and len(fallen) >= 10 and _ever_faster(fallen) and growth > 3
-        is_wrong = (mirrored and (far or (start >= 3 and fallen[-1] < fallen[0]))) or runs_away
-    if not is_wrong:
+    mirrored = _has_turned(losses, start) if start >= 3 else _begins_mirrored(chart, fallen)
+    has_classes = label_entropies(chart)[1] >= 0
+    is_deeper = fallen[-3:].max() < min(_DEEPER * overall_median(fallen[:2]), _BOUND)
+    times = 20 if mirrored or has_classes else 1000
+    is_wrong = _runs_away(fallen, times * scale_of(losses[: start + 3])) and growth > 10
+    if not is_wrong and not (has_classes and mirrored and is_deeper):
         return
     yield Suspicion(
         "loss-sign",
         "loss",
         since,
-        0.9 if far and (mirrored or growth > 3) else 0.75,
+        0.9 if mirrored else 0.75,
         Kind.FACT if mirrored else Kind.PATTERN,
         severity="critical",
-        evidence={"first": float(fallen[0]), "now": float(fallen[-1]), "norm_growth": growth, "of_a_guess": guess},
-        advice=f"The loss is {number(float(fallen[-1]))} and falls ever faster from {number(float(fallen[0]))} at step "
-        f"{since:,}: its sign is turned round, and the training makes the model worse. Minimise the loss itself, not "
-        "its negative.",
+        evidence={"first": first, "now": now, "norm_growth": growth, "of_a_guess": guess_loss(chart)},
+        advice=f"The loss is {number(now)} and falls without end from {number(first)} at step {since:,}: its sign is "
+        "turned round, and the training makes the model worse. Minimise the loss itself, not its negative.",
         check="It worked if the loss is positive and comes down towards 0.",
     )
 
@@ -145,25 +144,26 @@ def _growth(norms: Floats) -> float:
     return overall_median(norms[-3:]) / overall_median(norms[:3])
 
 
-def _mirrored(chart: Chart, losses: Floats, start: int) -> bool:
-    """Whether the first negative loss is minus what it should be: what it was just before, or what a guess loses."""
-    first = -overall_median(losses[start : start + 2])
-    if start >= 3:
-        before = losses[max(0, start - 12) : start]
-        was = overall_median(before)
-        # What goes down through zero is as near to it before as after.
-        return (
-            0.5 * was < first < 2.0 * was and was > 4 * float(spread(before[:, None])[0]) and was > 0.5 * before.max()
-        )
+def _begins_mirrored(chart: Chart, losses: Floats) -> bool:
+    """Whether the first losses are minus what a guess loses."""
     should = guess_loss(chart) if label_entropies(chart)[1] >= 0 else target_power(chart)
-    return bool(0.6 < first / should < 3.0) if should > 0.05 else False
+    return bool(0.6 < -overall_median(losses[:2]) / should < 3.0) if should > 0.05 else False
 
 
-def _ever_faster(losses: Floats) -> bool:
-    """Whether the latter half of a fall is much deeper than the former."""
-    half = len(losses) // 2
-    first, second = losses[0] - losses[half], losses[half] - losses[-1]
-    return bool(first > 0 and second > 1.5 * first)
+def _has_turned(losses: Floats, start: int) -> bool:
+    """Whether the loss went from a value to minus that in one step, far longer than any before it.
+
+    What sinks through zero is as near to it before as after.
+    """
+    before = losses[max(0, start - 12) : start]
+    was, is_now = overall_median(before[-3:]), -overall_median(losses[start : start + 2])
+    longest = float(np.abs(np.diff(before)).max(initial=0.0))
+    return bool(0.5 * was < is_now < 2.0 * was and losses[start - 1] - losses[start] > 1.5 * longest)
+
+
+def _runs_away(fallen: Floats, far: float) -> bool:
+    """Whether it has fallen so far, and doubles within a few steps."""
+    return bool(len(fallen) >= 10 and fallen[-3:].max() < -far and fallen[-1] < 2 * fallen[-10])
 
 
 # A sum in place of a mean -----------------------------------------------------------------------------------------
@@ -206,10 +206,22 @@ def _summed_at_first(chart: Chart) -> Iterator[Suspicion]:
     if outputs is False or inputs_are_large(chart):
         return  # such a loss is a large mean
     low, high = (0.75, 1.6) if is_classes else (0.5, 2.0)
-    for what, number_of in _numbers(chart).items():
-        if number_of >= (4 if is_classes else 16) and low < times / number_of < high:
-            yield _sum_of(chart.first_step, what, number_of, float(losses[0]), expected, is_classes)
-            return
+    number_of = _numbers(chart).get("labels", 0.0)
+    if number_of >= (4 if is_classes else 16) and low < times / number_of < high and not _has_terms(chart):
+        is_meant = not is_classes and _may_be_meant(chart)
+        yield _sum_of(chart.first_step, "labels", number_of, float(losses[0]), expected, is_classes, is_meant)
+
+
+def _has_terms(chart: Chart) -> bool:
+    """Whether there are targets of several kinds, as boxes and their labels: such a loss has a term for each."""
+    return len(targets_of(chart.table("batch", "size"))) > 1
+
+
+def _may_be_meant(chart: Chart) -> bool:
+    """A likelihood is a sum: over the pixels of an image, or over all examples there are."""
+    numbers, repeated = _numbers(chart), chart.scalar("batch/repeated")
+    has_several = numbers["labels"] > numbers["examples"]
+    return has_several or (len(repeated) > 0 and bool(repeated.values[-1, 0] > 0))
 
 
 def _outputs_are_sane(chart: Chart) -> bool | None:
@@ -236,7 +248,7 @@ def _summed_since(case: Case) -> Iterator[Suspicion]:
             continue  # a model that knows nothing any more loses as much
         for what, number_of in numbers.items():
             if 0.65 < times / number_of < 1.5 and 0.5 < event.first_factor / number_of < 2.0:
-                yield _sum_of(event.since, what, number_of, float(after[0]), was, True)
+                yield _sum_of(event.since, what, number_of, float(after[0]), was, True, False)
                 return
 
 
@@ -249,13 +261,16 @@ def _gradients_grew(chart: Chart, since: int, times: float) -> bool:
     return not len(grown) or 0.6 < overall_median(grown) < 1.7
 
 
-def _sum_of(since: int, what: str, count: float, loss: float, expected: float, is_sure: bool) -> Suspicion:
+def _sum_of(
+    since: int, what: str, count: float, loss: float, expected: float, is_sure: bool, is_meant: bool
+) -> Suspicion:
     return Suspicion(
         "loss-reduction",
         "loss",
         since,
         0.9 if is_sure else 0.65,
         Kind.FACT if is_sure else Kind.PATTERN,
+        severity="info" if is_meant else "warning",
         evidence={"loss": loss, "expected": expected, "times": loss / expected, what: count},
         advice=f"The loss at step {since:,} is {number(loss)}, about {count:,.0f} times {number(expected)}, and "
         f"a batch has {count:,.0f} {what}: it is a sum, and so the steps are {count:,.0f} times as large as the rate "

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
+from holter.diagnosis.causes.batches import labels_changed
 from holter.diagnosis.chart import Chart, column, last_of
 from holter.diagnosis.evidence import (
     clipping,
@@ -14,7 +15,6 @@ from holter.diagnosis.evidence import (
     harm,
     is_adaptive,
     matrices,
-    middle,
     rate_is_flat,
     rate_of,
     typical_now,
@@ -26,6 +26,8 @@ from holter.words import number
 
 _TIGHT = 50.0  # times its limit
 _LOOKS_BACK = 200
+_UNUSED = 0.95  # of a layer: the rest says little
+_GREW = 10.0  # times the first norms
 _OUTGROWN = 3.0  # of g / sqrt(v)
 _APART = 5  # steps: what comes sooner belongs to the same outlier
 _PINNED = 1e-3  # of its size that a norm varies by where it is cut to the same one at every step
@@ -89,6 +91,8 @@ def tight_clip(case: Case) -> Iterator[Suspicion]:
     if case.step - since < 10:
         return
     _, norms = column(case.chart.scalar("clip_norm"))
+    if overall_median(norms[-20:]) > _GREW * overall_median(case.chart.scalar("clip_norm").opening[:10, 0]):
+        return  # it is the training that diverges, and the clip that holds it
     limit = float(case.chart.scalar("clip_max_norm").values[-1, 0])
     lately = norms[-100:][np.isfinite(norms[-100:])]
     better = float(np.quantile(lately, 0.9)) if len(lately) else 1.0
@@ -178,8 +182,10 @@ def eps_dominates(case: Case) -> Iterator[Suspicion]:
         return
     series, sizes = chart.table("second_moment", "below_eps"), last_of(chart.table("second_moment", "norm"))
     chosen = [place for place in matrices(chart, series) if len(sizes) == len(series.names) and sizes[place] > 0]
-    steps, shares = middle(series, chosen)  # of those that are kept: some optimizers have a place for it and no use
+    steps, shares = _below_eps(chart, series, chosen)
     if len(shares) < 3 or not (shares[-3:] > 0.5).all() or steps[-1] - chart.first_step < 10:
+        return
+    if _steps_are_shares(chart):
         return
     zeros = last_of(chart.table("gradient", "zero_share"))
     if len(zeros) and known_median(zeros) > 0.5:
@@ -197,6 +203,27 @@ def eps_dominates(case: Case) -> Iterator[Suspicion]:
         "than the rate says: lower eps a thousandfold (1e-8 is usual), or scale the loss up.",
         check="It worked if the share of sqrt(v) below eps is near 0.",
     )
+
+
+def _below_eps(chart: Chart, series: Series, chosen: list[int]) -> tuple[Integers, Floats]:
+    """The median share over these layers, of the second moments that are not exactly zero: a unit that nothing uses has
+    no gradient, and no step that eps could shorten."""
+    zeros = chart.table("second_moment", "zero_share").values[:, chosen]
+    with np.errstate(all="ignore"):
+        shares = (series.values[:, chosen] - zeros) / (1 - zeros)
+    shares[~(zeros < _UNUSED)] = np.nan
+    found = median(shares.T)
+    return series.steps[~np.isnan(found)], found[~np.isnan(found)]
+
+
+def _steps_are_shares(chart: Chart) -> bool:
+    """Whether the optimizer makes every step the same share of the weight, as LAMB does: then eps has no say in it."""
+    steps, ratios = typical_of(chart, "update", "ratio")
+    at, rates = rate_of(chart)
+    if len(ratios) < 3 or not len(rates):
+        return False
+    rate = rates[np.minimum(np.searchsorted(at, steps[-3:]), len(rates) - 1)]
+    return bool((np.abs(ratios[-3:] - rate) < 0.1 * rate).all())
 
 
 def second_moment_lags(case: Case) -> Iterator[Suspicion]:
@@ -221,6 +248,8 @@ def second_moment_lags(case: Case) -> Iterator[Suspicion]:
     since = rises[0].since if rises else before + 1
     hurt = harm(case, since, 12, least=1.5)
     if hurt is None or not data_is_usual(case, since) or not rate_is_flat(chart, since - 5, since):
+        return
+    if labels_changed(chart, hurt.since):
         return
     losses = chart.scalar("loss")
     if len(losses) and not overall_median(losses.since(since)) > 1.05 * overall_median(losses.before(since, 16)):

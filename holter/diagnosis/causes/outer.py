@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from holter.diagnosis.causes.batches import labels_changed
 from holter.diagnosis.events import Event
 from holter.diagnosis.evidence import first_nonfinite
 from holter.diagnosis.finding import UNKNOWN
@@ -30,7 +31,7 @@ def unexplained(case: Case) -> Iterator[Suspicion]:
             return
         for event in case.lately(name, 200, direction=1):
             is_far = event.until is None and event.values >= _LASTING and event.factor >= warns
-            if is_far and _is_beyond(case.chart.scalar(name), least):
+            if is_far and _is_beyond(case.chart.scalar(name), least) and not labels_changed(case.chart, event.since):
                 yield _unknown(case, name, event.since, event.factor, event.factor >= stops)
                 return
 

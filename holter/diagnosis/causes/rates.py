@@ -8,9 +8,19 @@ import numpy as np
 
 from holter.diagnosis.causes.batches import guess_loss
 from holter.diagnosis.chart import Chart, column, until_news
-from holter.diagnosis.evidence import clipping, harm, is_adaptive, matrices, middle, rate_of, typical_now, typical_of
+from holter.diagnosis.evidence import (
+    clipping,
+    finds_its_rate,
+    harm,
+    is_adaptive,
+    matrices,
+    middle,
+    rate_of,
+    typical_now,
+    typical_of,
+)
 from holter.diagnosis.suspicion import Case, Kind, Suspicion
-from holter.series import Floats, Integers, median, overall_median
+from holter.series import Floats, Integers, known_median, median, overall_median, scale_of
 from holter.words import number
 
 _SMOOTH = 1.35  # between two steps, of a rate that follows its schedule
@@ -19,6 +29,9 @@ _FIRST_STEP = 0.03  # of a weight's size: while its second moment is young, Adam
 _EXPLODES = 10.0  # times its size that a step moves a weight by: no rate is that high
 _FIRST, _LOST = 6, 0.01  # steps after which, and gradient that is left where, a first step was one too many
 _GROWN = 3.0  # times their first size: weights that run away
+_WHOLE = 0.75  # of a weight's size, in one step: nothing that it was made for is left
+_SPIKE = 1.0  # times the size of the loss, by which it must rise
+_FEW = 32.0  # examples whose mean loss says something
 _OPENING = 60  # steps in which a rate that is wrong from the start shows
 
 
@@ -61,7 +74,7 @@ def jump(case: Case) -> Iterator[Suspicion]:
 def too_high(case: Case) -> Iterator[Suspicion]:
     """lr-too-high: updates of the size of the weights from the first steps, and a loss that does not come down."""
     chart = case.chart
-    if not _are_large(chart) or chart.resumed:
+    if not _are_large(chart) or chart.resumed or finds_its_rate(chart):
         return
     steps, typical = _first_ratios(chart)
     largest = float(np.max(typical[steps < _opening_ends(chart)], initial=0.0))
@@ -71,6 +84,7 @@ def too_high(case: Case) -> Iterator[Suspicion]:
         (_does_not_come_down(case), "the loss does not come down"),
         (_thrown_up(case) if largest > 1 else None, "the loss does not come down"),
         (_went_up_again(chart), "the loss does not stay down"),
+        (_silenced(chart) if largest > _WHOLE else None, "most gradients are exactly zero since"),
         (_knocked_out(chart), "most layers have next to no gradient since"),
     )
     bad, what = next((harm for harm in harms if harm[0] is not None), (None, ""))
@@ -161,6 +175,23 @@ def _knocked_out(chart: Chart) -> float | None:
     return float(late) if is_lost and late > 0.3 else None
 
 
+def _silenced(chart: Chart) -> float | None:
+    """How many times its start the loss is, where most gradients were not zero at first and are since the first steps:
+    units that a step has pushed beyond all inputs."""
+    zeros = chart.table("gradient", "zero_share")
+    start, losses = chart.scalar("loss").opening[:, 0], chart.scalar("loss").values[:, 0]
+    if len(zeros) < _FIRST + 6 or not len(start):
+        return None
+    places = matrices(chart, zeros)
+    with np.errstate(all="ignore"):
+        first, soon, now = (
+            known_median(rows[:, places])
+            for rows in (zeros.opening[:1], zeros.opening[_FIRST : _FIRST + 6], zeros.values[-6:])
+        )
+    is_silent = first < 0.5 and soon > 0.6 and now > 0.6
+    return overall_median(losses[-20:]) / float(start[0]) if is_silent else None
+
+
 def _does_not_come_down(case: Case) -> float | None:
     """How many times its start the loss is at the end of the opening, where it is no lower, or no better than a guess
     that knows how frequent the classes are; None where it has come down."""
@@ -170,14 +201,21 @@ def _does_not_come_down(case: Case) -> float | None:
         return None
     if not np.isfinite(losses).all():
         return float("inf")
-    start, late = float(losses[0]), overall_median(losses[-max(3, len(losses) // 4) :])
-    if start <= 0 or len(losses) < 10 or case.step - case.chart.first_step < 15:
-        return None
+    start, late = _first_loss(case.chart), overall_median(losses[-max(3, len(losses) // 4) :])
+    if (losses <= 0).any() or len(losses) < 10 or case.step - case.chart.first_step < 15:
+        return None  # a loss that goes to both sides of zero need not come down
     guess = guess_loss(case.chart)
     # A model of language first learns how frequent the classes are, and falls on: only one that stays there is stuck.
     is_flat = late > 0.97 * overall_median(losses[len(losses) // 2 : -(len(losses) // 4)])
     knows_nothing = len(losses) >= 40 and is_flat and late > 0.97 * guess and 0.5 * guess < start < 3 * guess
     return late / start if late > 1.02 * start or knows_nothing else None
+
+
+def _first_loss(chart: Chart) -> float:
+    """Over as many steps as have a few dozen examples: the loss of one example says little."""
+    sizes, losses = chart.table("batch", "size").opening, chart.scalar("loss").opening[:, 0]
+    size = float(np.fmax.reduce(sizes[0], initial=1.0)) if len(sizes) else _FEW
+    return overall_median(losses[: int(np.ceil(_FEW / max(size, _FEW / 8)))])
 
 
 def too_low(case: Case) -> Iterator[Suspicion]:
@@ -186,7 +224,7 @@ def too_low(case: Case) -> Iterator[Suspicion]:
     if chart.peak_rate == 0 and _is_never_taken(chart):
         yield _no_rate(case)
         return
-    if typical_now(chart, "update", "ratio") >= 2e-5:
+    if typical_now(chart, "update", "ratio") >= 2e-5 or finds_its_rate(chart):
         return
     steps, sizes = typical_of(chart, "update", "ratio")
     if len(sizes) < 3 or steps[-1] - steps[0] < 20 or not np.nanmax(sizes) < 2e-5 or not sizes[-1] > 0:
@@ -205,7 +243,7 @@ def too_low(case: Case) -> Iterator[Suspicion]:
     _, losses = column(chart.scalar("loss"))
     if len(losses) >= 10 and np.isfinite(losses).all():
         first, last = overall_median(losses[: len(losses) // 4 + 1]), overall_median(losses[-(len(losses) // 4 + 1) :])
-        if last < 0.9 * first:
+        if last < first - 0.1 * (first if losses.min() > 0 else scale_of(losses)):
             return
     ratio = overall_median(sizes)
     rate = float(rates[-1]) if len(rates) else float("nan")
@@ -286,23 +324,21 @@ def no_warmup(case: Case) -> Iterator[Suspicion]:
     """warmup-missing: a spike while the second moment is young, from which the training recovers at the same rate."""
     chart = case.chart
     (_, losses), (_, rates) = chart.opening("loss"), chart.opening("learning_rate")
-    if not is_adaptive(chart) or chart.resumed or len(losses) < 25 or losses[1:22].max() < 1.25 * losses[0]:
+    if not is_adaptive(chart) or chart.resumed or len(losses) < 30 or not np.isfinite(losses).all():
         return
-    if not np.isfinite(losses).all():
+    if len(rates) < 10 or rates[0] < 0.5 * np.nanmax(rates):
         return
-    if len(rates) < 10 or rates[0] < 0.5 * np.nanmax(rates) or losses[0] <= 0:
-        return
-    peak_place = int(np.argmax(losses[1:22])) + 1
-    peak, lowest = float(losses[peak_place]), float(losses[: peak_place + 1].min())
-    recovered = overall_median(losses[-5:]) < min(0.95 * losses[0], 0.9 * peak)
-    if not recovered or peak < 1.25 * max(lowest, 0.2 * float(losses[0])) or peak < 1.25 * float(losses[0]):
+    first, peak, late = float(losses[0]), float(losses[1:22].max()), overall_median(losses[-5:])
+    # A bump that a few steps make good is no harm, nor is one that is no higher than what the loss does later too.
+    scale = max(abs(first), scale_of(losses[22:]))
+    if not peak - first > _SPIKE * scale or not late < min(first - 0.05 * scale, peak - 0.1 * scale):
         return
     rest = np.diff(losses[22:])
-    if not peak - losses[0] > 6 * 1.05 * overall_median(np.abs(rest - overall_median(rest))):
+    if not peak - first > 6 * 1.05 * overall_median(np.abs(rest - overall_median(rest))):
         return  # what losses differ by from batch to batch
     ratios = chart.table("update", "ratio")
-    first = ratios.opening[ratios.opening_steps <= chart.first_step + 2][:, matrices(chart, ratios)]
-    if np.isfinite(first).any() and not 1 > np.nanmax(median(first.T)) > _FIRST_STEP:
+    steps = ratios.opening[ratios.opening_steps <= chart.first_step + 2][:, matrices(chart, ratios)]
+    if np.isfinite(steps).any() and not _WHOLE > np.nanmax(median(steps.T)) > _FIRST_STEP:
         return  # not of the size of the weights either: no warm-up would help
     _, later = middle(ratios, matrices(chart, ratios))
     if len(later) > 1 and later[-1] > 0.05:
@@ -315,8 +351,8 @@ def no_warmup(case: Case) -> Iterator[Suspicion]:
         "warmup-missing",
         "lr",
         chart.first_step,
-        0.75 if peak > 1.5 * float(losses[0]) else 0.6,
-        evidence={"peak_loss": peak, "first_loss": float(losses[0]), "rate": float(rates[0])},
+        0.75,
+        evidence={"peak_loss": peak, "first_loss": first, "rate": float(rates[0])},
         advice=f"The loss rose to {number(peak)} in the first steps and came back at the same rate: warm the rate up "
         f"over about {length} steps (holter.get_linear_schedule_with_warmup).",
         check="It worked if the loss falls from the first step on.",

@@ -13,6 +13,7 @@ from holter.diagnosis.causes.batches import (
     first_losses,
     guess_loss,
     label_entropies,
+    labels_changed,
     target_power,
     targets_of,
 )
@@ -31,6 +32,7 @@ _NEVER = 200  # steps after which a loss that never left the guess is told
 _BATCHES = 16  # that show whether they are alike
 _APART = 0.35  # of the variance of targets, between batches
 _LOOKS, _ABOUT = 256, 32  # validations that are kept: the last ones, and those about the lowest of all
+_STEADY = 1.3  # times their mean square before, or less, of targets that stay what they are
 _FEW_CLASSES = 0.35  # of those that there are: a stage of a curriculum has more
 
 
@@ -55,14 +57,23 @@ def meaningless(case: Case) -> Iterator[Suspicion]:
 
 @until_news
 def _guess(chart: Chart) -> float:
-    """What a guess loses; of numbers their mean square, and where targets are not logged the first losses."""
+    """What a guess loses; of numbers their mean square. NaN where targets are not logged."""
     found = guess_loss(chart)
     if np.isnan(found):
         found = target_power(chart)
+    if np.isnan(found):
+        return found
     opening = first_losses(chart, 5)
     first = overall_median(opening) if len(opening) else float("nan")
     # The loss need not be a cross-entropy, nor a mean: the first losses say what it is.
     return found if 0.5 * first < found < 1.5 * first else first
+
+
+def _targets_are_steady(chart: Chart, since: int) -> bool:
+    """Whether targets that are numbers are of the size that they were of before: those of an agent are what it has
+    seen or believes by now, and what a guess loses by them changes with it."""
+    was, now = target_power(chart, until=since), target_power(chart, since=since)
+    return np.isnan(was) or bool(was < _STEADY * now and now < _STEADY * was)
 
 
 def _thrown_back(case: Case, steps: Integers, losses: Floats, guess: float) -> Iterator[Suspicion]:
@@ -83,7 +94,9 @@ def _thrown_back(case: Case, steps: Integers, losses: Floats, guess: float) -> I
         or not rate_is_flat(case.chart, since - 3, since + 1)
     ):
         return
-    if not data_is_usual(case, since) or _entropy_changed(case.chart, since):
+    if not data_is_usual(case, since) or labels_changed(case.chart, since) or _model_was_changed(case, since):
+        return
+    if not _targets_are_steady(case.chart, since):
         return
     # Labels show in the same step in which they are wrong: what gradients knew before has another reason.
     if any(since - 12 <= e.since < since - 3 for e in case.events.of("gradient_norm", direction=1)):
@@ -103,6 +116,12 @@ def _thrown_back(case: Case, steps: Integers, losses: Floats, guess: float) -> I
     )
 
 
+def _model_was_changed(case: Case, since: int) -> bool:
+    """Whether weights or activations were already others in that step: labels change them in the next one."""
+    near = [event for name in ("weight/norm", "activation/rms") for event in case.events.of(name, since=since - 2)]
+    return any(event.since <= since for event in near)
+
+
 def _change(losses: Floats) -> int:
     """Where the mean of all that follows is farthest above the mean of all before, in units of chance."""
     count = np.arange(4, len(losses) - 4)
@@ -117,16 +136,6 @@ def _blocks(values: Floats, size: int = 6) -> Floats:
     whole = len(values) // size * size
     found: Floats = np.median(values[len(values) - whole :].reshape(-1, size), axis=1)
     return found
-
-
-def _entropy_changed(chart: Chart, since: int) -> bool:
-    """Other classes than before: another stage of a curriculum."""
-    series, place = label_entropies(chart)
-    if place < 0:
-        return False
-    before, after = series.before(since, 24)[:, place], series.since(since)[:24, place]
-    before, after = before[np.isfinite(before)], after[np.isfinite(after)]
-    return len(before) > 3 and len(after) > 3 and bool(abs(overall_median(after) - overall_median(before)) > 0.15)
 
 
 def _never_learnt(case: Case, guess: float) -> Iterator[Suspicion]:

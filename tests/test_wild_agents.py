@@ -1,0 +1,31 @@
+"""Agents: losses, targets and observations that change by design, and what is wrong all the same."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests import odd_trainings as wild
+from tests.odd_trainings import Training, alarms
+
+SOUND: dict[str, tuple[Training, int]] = {
+    "a surrogate that begins at zero": (wild.surrogate, 60),
+    "values that run after their own targets": (wild.q_learning(), 120),
+    "values, with targets that follow quickly": (wild.q_learning(5e-4, 0.99, 10), 120),
+    "a buffer that fills": (wild.growing_buffer, 260),
+}
+
+
+@pytest.mark.parametrize("updates", [1, 10])
+@pytest.mark.parametrize("name", SOUND)
+def test_a_sound_agent_is_left_alone(name: str, updates: int) -> None:
+    training, steps = SOUND[name]
+    assert alarms(training, steps, updates=updates) == []
+
+
+def test_values_that_diverge_have_nothing_to_do_with_zero_grad_clips_or_logits() -> None:
+    found = alarms(wild.q_learning(later=1.2, targets_every=1), 200, updates=1)
+    assert {"zero-grad-missing", "clipping-too-tight", "output-logit-drift"}.isdisjoint(found)
+
+
+def test_a_rate_a_hundred_times_too_high_is_what_made_the_units_dead() -> None:
+    assert alarms(wild.q_learning(rate=0.1), 60)[:1] == ["lr-too-high"]

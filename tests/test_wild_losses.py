@@ -1,0 +1,65 @@
+"""Losses of all kinds: what is negative, near zero or a sum by design is left alone, what is so by mistake is named."""
+
+from __future__ import annotations
+
+import pytest
+from torch import Tensor
+from torch.nn import functional as F
+from torch.optim import SGD
+
+from tests import odd_trainings as wild
+from tests.odd_trainings import Training, alarms, regression
+
+SOUND: dict[str, tuple[Training, int]] = {
+    "a likelihood that sinks below zero": (wild.gaussian_likelihood, 90),
+    "a marginal likelihood, by LBFGS": (wild.gaussian_process, 30),
+    "minus a cosine": (wild.similarity, 60),
+    "minus an overlap": (wild.overlap, 80),
+    "minus a value that rises": (wild.actor, 160),
+    "a critic of distances": (wild.wasserstein_critic, 80),
+    "minus a reward, around zero": (regression(lambda p, y: -(p.tanh() * y).mean(), logs=("inputs",)), 60),
+    "ways in time, summed": (wild.spoken, 12),
+    "pixels, summed": (wild.autoencoder, 40),
+    "all examples there are, summed": (
+        regression(lambda p, y: 50 * ((p - y) ** 2).mean(), batch_of=lambda step: 0, size=100),
+        20,
+    ),
+    "counts, below zero": (regression(F.poisson_nll_loss, targets_of=lambda x, s: (s + 1.5).exp().round()), 60),
+}
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_a_loss_that_is_so_by_design_is_left_alone(name: str) -> None:
+    training, steps = SOUND[name]
+    assert alarms(training, steps) == []
+
+
+def minus(loss: wild.Losses) -> wild.Losses:
+    return lambda p, y: -loss(p, y)
+
+
+def summed(p: Tensor, y: Tensor) -> Tensor:
+    return F.mse_loss(p, y, reduction="sum")
+
+
+@pytest.mark.parametrize(
+    ("training", "steps", "cause"),
+    [
+        (regression(minus(F.mse_loss)), 60, "loss-sign"),
+        (regression(minus(F.mse_loss), logs=("inputs",)), 100, "loss-sign"),
+        (regression(minus(F.cross_entropy), targets_of=wild.classes, outputs=4), 60, "loss-sign"),
+        (regression(summed), 12, "loss-reduction"),
+        (
+            regression(
+                lambda p, y: F.cross_entropy(p, y, reduction="sum"),
+                lambda parameters: SGD(parameters, 1e-3),
+                wild.classes,
+                outputs=4,
+            ),
+            12,
+            "loss-reduction",
+        ),
+    ],
+)
+def test_what_is_wrong_with_a_loss_is_still_named(training: Training, steps: int, cause: str) -> None:
+    assert alarms(training, steps)[:1] == [cause]

@@ -1,0 +1,56 @@
+"""Optimizers whose rate means something else, first steps that go astray, and gradients that are not cleared."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional as F
+from torch.optim import SGD, Adam
+
+from tests import odd_trainings as wild
+from tests.odd_trainings import Training, alarms, regression
+
+SOUND: dict[str, tuple[Training, int]] = {
+    "a first step that goes a little too far": (regression(optimizer=lambda p: Adam(p, 3e-2)), 60),
+    "Adadelta at its own rate": (regression(optimizer=torch.optim.Adadelta), 60),
+    "an optimizer that finds its rate": (regression(optimizer=lambda p: wild.Prodigy(p, 1.0, d=1e-6)), 60),
+    "steps that are shares of their weights": (
+        regression(lambda p, y: 1e-6 * F.mse_loss(p, y), lambda p: wild.Lamb(p, 1e-2, eps=1e-6)),
+        60,
+    ),
+    "units that nothing uses": (regression(lambda p, y: F.mse_loss(p[:, :1], y), outputs=400), 60),
+    "one example a step": (regression(optimizer=lambda p: SGD(p, 1e-2), size=1), 120),
+    "two examples a step, of classes": (
+        regression(F.cross_entropy, lambda p: Adam(p, 3e-3), wild.classes, outputs=4, size=2),
+        120,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_an_odd_rate_that_is_right_is_left_alone(name: str) -> None:
+    training, steps = SOUND[name]
+    assert alarms(training, steps) == []
+
+
+@pytest.mark.parametrize("clears", [True, False])
+def test_gradients_that_are_not_cleared_are_told_from_those_that_agree(clears: bool) -> None:
+    """They lie in the tensors of the step before."""
+    found = alarms(regression(F.cross_entropy, _adam, wild.classes, outputs=4, clears=clears), 40, updates=1)
+    assert found[:1] == ([] if clears else ["zero-grad-missing"])
+
+
+def _adam(parameters: object) -> torch.optim.Optimizer:
+    return Adam(parameters, 1e-3)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("training", "cause"),
+    [
+        (regression(optimizer=lambda p: wild.Lamb(p, 1.0)), "lr-too-high"),
+        (regression(optimizer=lambda p: Adam(p, 0.5)), "lr-too-high"),
+        (regression(optimizer=lambda p: Adam(p, 3e-3, eps=1.0)), "adam-eps-dominates"),
+    ],
+)
+def test_what_is_wrong_with_a_rate_is_still_named(training: Training, cause: str) -> None:
+    assert alarms(training, 60)[:1] == [cause]
