@@ -95,6 +95,19 @@ def smoothed() -> nn.Sequential:
     return model
 
 
+def shrinking() -> nn.Sequential:
+    """As torch initialises it: each layer makes the gradient about half as large."""
+    parts: list[nn.Module] = []
+    for _ in range(6):
+        parts += [nn.Linear(16, 16), nn.Tanh()]
+    return nn.Sequential(*parts, nn.Linear(16, 1))
+
+
+def easy(step: int) -> tuple[Tensor, Tensor]:
+    x, _ = numbers(16)(step)
+    return x, 1 + 0.01 * x[:, :1]
+
+
 def slow(model: nn.Module) -> Training:
     def line(step: int) -> tuple[Tensor, Tensor]:
         x, _ = numbers()(step)
@@ -108,6 +121,7 @@ HEALTHY: dict[str, Callable[[], Training]] = {
     "one channel in": lambda: Training(
         nn.Sequential(nn.Conv1d(1, 16, 1), Spectral(), nn.Conv1d(16, 1, 1)), curves, mean_square
     ),
+    "a gradient that shrinks, and a loss that falls": lambda: Training(shrinking(), easy, mean_square, steps=70),
     "two labels": lambda: Training(Conditioned(), vectors()),
     "a factor of zero": lambda: slow(Scaled()),
     "state-space": lambda: Training(Mamba(), sentences(4), steps=15),
@@ -177,3 +191,17 @@ FAULTS: dict[str, tuple[Callable[[], Training], str, str]] = {
 def test_a_fault_of_such_a_model_is_named(name: str) -> None:
     training, cause, layer = FAULTS[name]
     assert alarms(training(), budget=None, activations=5)[:1] == [(cause, layer)]
+
+
+def pixels(step: int) -> tuple[Tensor, Tensor]:
+    x, y = images()(step)
+    return 100 + 60 * x, y
+
+
+def test_inputs_that_are_too_large_are_no_weights_that_are_too_small() -> None:
+    first, second = nn.Conv2d(3, 16, 3), nn.Conv2d(16, 16, 3)
+    for layer in (first, second):
+        nn.init.trunc_normal_(layer.weight, std=0.02)
+    parts = [first, nn.GELU(), nn.LayerNorm(14), second, nn.GELU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+    model = nn.Sequential(*parts, nn.Linear(16, CLASSES))
+    assert alarms(Training(model, pixels, steps=30))[:1] == [("input-scale", None)]

@@ -100,6 +100,7 @@ HEALTHY: dict[str, Callable[[], Training]] = {
     "heads by stages": lambda: Training(Tasks(lambda step: step // 20 % 2 == 1), vectors(), steps=90),
     "a rare head": lambda: Training(Tasks(lambda step: step % 10 == 9), vectors(), steps=60),
     "a probe on a backbone that is not frozen": lambda: only_head_held(Vit()),
+    "adapters in a line": lambda: bottleneck(),
     "adapters": lambda: Training(adapted(Gpt()), sentences(8), steps=20),
 }
 
@@ -180,6 +181,27 @@ def without_a_rate() -> Training:
     return Training(model, sentences(8), optimizer=optimizer)
 
 
+def one_frozen_adapter() -> Training:
+    model = adapted(Gpt(depth=3))
+    adapter = model.h[1].get_submodule("q")
+    for name in ("lora_a", "lora_b"):
+        adapter.get_submodule(name).requires_grad_(False)
+    return Training(model, sentences(8))
+
+
+def bottleneck() -> Training:
+    """Adapters between frozen layers, all in one line: only the sizes tell them apart."""
+    parts: list[nn.Module] = []
+    for _ in range(3):
+        parts += [
+            nn.Linear(INPUTS, INPUTS).requires_grad_(False),
+            nn.Linear(INPUTS, 4),
+            nn.ReLU(),
+            nn.Linear(4, INPUTS),
+        ]
+    return Training(nn.Sequential(*parts, nn.Linear(INPUTS, CLASSES)), vectors())
+
+
 FAULTS: dict[str, tuple[Callable[[], Training], str, str | None]] = {
     "patches cut off": (lambda: Training(CutVit(), images(), steps=20), "graph-detached", "patch"),
     "a reader cut off": (lambda: Training(CutReader(), vectors(width=64), steps=20), "graph-detached", "reader"),
@@ -194,6 +216,7 @@ FAULTS: dict[str, tuple[Callable[[], Training], str, str | None]] = {
         "h.0.q.lora_a",
     ),
     "adapters beside a head": (adapters_beside_a_head, "optimizer-holds-other-parameters", "h.0.q.lora_a"),
+    "a frozen adapter": (one_frozen_adapter, "layer-frozen", "h.1.q.lora_a"),
     "a frozen head": (frozen_head, "layer-frozen", "head"),
     "a weight that is not written": (
         lambda: forgetful(Mamba(), "layers.1.in_proj.weight"),

@@ -27,6 +27,7 @@ _UNLIKE, _USUAL = 8.0, 1.5  # times the median of the other layers; a gain that 
 _LOUD = 8.0  # of the output's spread at the first step: a softmax of that is sure before it has learnt anything
 _ALIKE = 1.001  # effective rank of units that are all the same
 _LAYERS = 4  # that make a chain
+_STEPS = 40  # in which a loss comes down, if only by a little
 _VARIED = 2.0  # effective rank of a signal that a layer of unlike units would put out with more than one too
 
 
@@ -301,6 +302,8 @@ def vanishing(case: Case) -> Iterator[Suspicion]:
     drop, factor = min(first[0], now[0]), 10 ** (min(first[0], now[0]) / (len(places) - 1))
     if not (drop >= 1.3 and factor >= 1.8) and not drop >= 3:
         return
+    if drop < 2 and not _stands_still(chart):
+        return
     name = norms.names[places[0]]
     saturated = [share for share in _first_look(chart, "saturated").values() if share >= 0.5]
     flat = [share for share in _first_look(chart, "spread").values() if share < 0.1]
@@ -319,6 +322,12 @@ def vanishing(case: Case) -> Iterator[Suspicion]:
         f"place, put a LayerNorm between the layers, or add a skip around every two of them.",
         "It worked if the norms of the first and of the last hidden layer are within a factor of ten.",
     )
+
+
+def _stands_still(chart: Chart) -> bool:
+    """Whether the loss has hardly come down in its first steps: else what reaches the first layers is enough."""
+    losses = chart.opening("loss")[1]
+    return len(losses) >= _STEPS and bool(overall_median(losses[-5:]) > 0.95 * overall_median(losses[:5]))
 
 
 @until_news
