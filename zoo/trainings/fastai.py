@@ -12,6 +12,7 @@ from zoo.training import Training
 
 
 def fit(learner: Any, trainee: Trainee, epochs: int, rate: float) -> nn.Module:
+    from fastai.callback import schedule  # noqa: F401  # gives the Learner fit_one_cycle
     from fastai.callback.core import Callback
     from fastai.callback.progress import ProgressCallback
     from fastai.learner import Recorder
