@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import fastai.tabular.all  # noqa: F401  # once, before the trainings are forked
 from torch import nn
 
 from zoo.data import digits
@@ -33,14 +34,14 @@ def fit(learner: Any, trainee: Trainee, epochs: int, rate: float) -> nn.Module:
 
 def train_images(trainee: Trainee) -> nn.Module:
     from fastai.data.core import DataLoaders
+    from fastai.layers import SimpleCNN
     from fastai.learner import Learner
-    from fastai.vision.models.xresnet import xresnet18
     from torch.utils.data import DataLoader, TensorDataset
 
     images, classes = digits(16)
     parts = [TensorDataset(images[part], classes[part]) for part in (slice(0, 960), slice(960, 1200))]
     loaders = DataLoaders(DataLoader(parts[0], 64, shuffle=True, drop_last=True), DataLoader(parts[1], 64))
-    model = xresnet18(n_out=10, c_in=1)
+    model = SimpleCNN([1, 16, 32, 10])
     return fit(Learner(loaders, model, loss_func=nn.CrossEntropyLoss()), trainee, epochs=3, rate=3e-3)
 
 
@@ -67,6 +68,6 @@ def train_table(trainee: Trainee) -> nn.Module:
 
 
 TRAININGS = (
-    Training("fastai/xresnet", train_images, 45),
+    Training("fastai/convolutions", train_images, 45),
     Training("fastai/tabular", train_table, 56),
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import gpytorch  # once, before the trainings are forked
 import torch
 from torch import Tensor, nn
 from torch.optim import LBFGS, Adam
@@ -21,7 +22,6 @@ def wave(count: int) -> tuple[Tensor, Tensor]:
 
 def exact_process(inputs: Tensor, targets: Tensor) -> tuple[Any, Any]:
     """Return the model and its negative marginal likelihood."""
-    import gpytorch
 
     class Exact(gpytorch.models.ExactGP):  # type: ignore[misc]  # gpytorch is untyped
         def __init__(self, likelihood: Any) -> None:
@@ -72,8 +72,6 @@ def train_by_lbfgs(trainee: Trainee) -> nn.Module:
 
 
 def train_variational(trainee: Trainee) -> nn.Module:
-    import gpytorch
-
     inputs, targets = wave(512)
 
     class Sparse(gpytorch.models.ApproximateGP):  # type: ignore[misc]  # gpytorch is untyped

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 
+import lightly.loss  # noqa: F401  # once, before the trainings are forked
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam

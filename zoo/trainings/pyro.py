@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pyro.infer.autoguide  # noqa: F401  # once, before the trainings are forked
 import torch
 from torch import Tensor, nn
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+import pytorch_optimizer
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.optim import SGD, AdamW
@@ -36,7 +37,7 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
     "RAdam": {"lr": 2e-3},
     "Ranger21": {"lr": 3e-3, "num_iterations": STEPS},
     "ScheduleFreeAdamW": {"lr": 5e-3, "warmup_steps": 5},
-    "Shampoo": {"lr": 0.05, "momentum": 0.9, "preconditioning_compute_steps": 10},
+    "Shampoo": {"lr": 0.05, "momentum": 0.9},
     "SOAP": {"lr": 3e-3},
     "SophiaH": {"lr": 1e-2},
     "StableAdamW": {"lr": 2e-3},
@@ -62,8 +63,6 @@ def make_model() -> nn.Module:
 
 
 def train_with(name: str, trainee: Trainee) -> nn.Module:
-    import pytorch_optimizer
-
     model = make_model()
     optimizer = getattr(pytorch_optimizer, name)(model.parameters(), **OPTIMIZERS[name])
     if hasattr(optimizer, "train"):
@@ -79,8 +78,6 @@ def train_with(name: str, trainee: Trainee) -> nn.Module:
 
 
 def train_muon(trainee: Trainee) -> nn.Module:
-    import pytorch_optimizer
-
     model = make_model()
     matrices = [weight for weight in model[3:8].parameters() if weight.ndim > 1]
     rest = [weight for weight in model.parameters() if not any(weight is matrix for matrix in matrices)]
@@ -97,8 +94,6 @@ def train_muon(trainee: Trainee) -> nn.Module:
 
 
 def train_lookahead(trainee: Trainee) -> nn.Module:
-    import pytorch_optimizer
-
     model = make_model()
     optimizer = pytorch_optimizer.Lookahead(AdamW(model.parameters(), lr=2e-3), k=5, alpha=0.5)
     monitor = trainee.watch(model, optimizer)
@@ -113,8 +108,6 @@ def train_lookahead(trainee: Trainee) -> nn.Module:
 
 def train_sam_in_two_steps(trainee: Trainee) -> nn.Module:
     """Sharpness-aware minimisation: climb to the worst weights nearby, then step by the gradient found there."""
-    import pytorch_optimizer
-
     model = make_model()
     optimizer = pytorch_optimizer.SAM(model.parameters(), SGD, lr=0.05, momentum=0.9)
     monitor = trainee.watch(model, optimizer)
@@ -129,8 +122,6 @@ def train_sam_in_two_steps(trainee: Trainee) -> nn.Module:
 
 
 def train_sam_by_closure(trainee: Trainee) -> nn.Module:
-    import pytorch_optimizer
-
     model = make_model()
     optimizer = pytorch_optimizer.SAM(model.parameters(), SGD, lr=0.05, momentum=0.9)
     monitor = trainee.watch(model, optimizer)

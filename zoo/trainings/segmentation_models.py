@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+import segmentation_models_pytorch  # once, before the trainings are forked
 import torch
 from torch import nn
 from torch.optim import AdamW
@@ -17,8 +18,6 @@ STEPS = 30
 
 
 def train_model(architecture: str, trainee: Trainee) -> nn.Module:
-    import segmentation_models_pytorch
-
     images = digits(32)[0]
     masks = (images > 0.5).float()
     images = images + 0.5 * torch.randn_like(images)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy
+import skorch  # noqa: F401  # once, before the trainings are forked
 import torch
 from torch import nn
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import stable_baselines3  # noqa: F401  # once, before the trainings are forked
 from torch import nn
 
 from zoo.trainee import Trainee

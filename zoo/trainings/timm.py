@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+import timm.optim  # noqa: F401  # once, before the trainings are forked
 from torch import nn
 
 from zoo.batches import draw_batches

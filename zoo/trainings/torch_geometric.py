@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch_geometric.nn  # noqa: F401  # once, before the trainings are forked
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.optim import Adam

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy
+import ultralytics  # noqa: F401  # once, before the trainings are forked
 from torch import nn
 
 from zoo.trainee import Trainee
