@@ -219,7 +219,7 @@ def _guarded(text: str) -> str:
     >>> _guarded("=1"), _guarded(" |=1"), _guarded("block.0-1")
     ("'=1", "' |'=1", 'block.0-1')
     """
-    valid = _valid(text)
+    valid = _valid(text).replace("\0", "\\x00")  # many readers end a cell there, and Python 3.10 does not write it
     if valid[:1].isalnum():  # nearly all names
         return valid
     before = next((place for place, sign in enumerate(valid) if not _is_passed_over(sign)), len(valid))

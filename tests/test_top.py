@@ -27,6 +27,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 import holter
+from holter.diagnosis.chart import Chart, Moment
 from holter.diagnosis.finding import Finding
 from holter.following import LOOKS, Pulse, Vitals
 from holter.journal import Journal
@@ -261,14 +262,22 @@ def test_damage_is_told_and_the_rest_is_shown(tmp_path: Path) -> None:
     assert "Its journals are torn or damaged: 8 bytes unreadable. The rest was read." in text and "step 25" in text
 
 
-def test_a_diagnosis_that_fails_is_told_and_the_rest_goes_on(tmp_path: Path) -> None:
+def test_a_diagnosis_that_fails_is_told_and_the_rest_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "r"
     path.mkdir()
     journal = Journal(journal_path(path, 0, 0))
-    for step in range(25):  # a note that is no list, as damage or another program may leave it
-        journal.append(Record(step, step, {"loss": 1.0}, notes={"execution_order": "[" if step == 5 else "[]"}))
+    for step in range(25):
+        journal.append(Record(step, step, {"loss": 1.0}))
+    add = Chart.add
+
+    def fail(chart: Chart, moment: Moment) -> None:
+        if moment.step == 5:
+            raise LookupError
+        add(chart, moment)
+
+    monkeypatch.setattr(Chart, "add", fail)
     text = frame(vitals_of(path))
-    assert "The diagnosis failed with JSONDecodeError" in text and "step 25" in text
+    assert "The diagnosis failed with LookupError" in text and "step 25" in text
 
 
 def test_a_run_that_is_taken_away_is_waited_for(tmp_path: Path) -> None:
