@@ -20,7 +20,7 @@ from holter.modules import compiled_parts, walk
 from holter.problems import Problems, describe
 from holter.record import ACTIVATION_DTYPES, ACTIVATIONS
 from holter.statistics.activation import SIGNALS, Window
-from holter.statistics.device_rows import DeviceRows
+from holter.statistics.device_rows import DeviceRows, widest
 from holter.statistics.measure import Measurer
 from holter.statistics.rows import COLUMNS, MAX, MIN
 from holter.twin import Twin
@@ -187,7 +187,7 @@ def _attention_roles(found: dict[str, Tensor]) -> list[RoleRows]:
         by_device.setdefault(numbers.device, []).append(name)
     roles = []
     for device, names in by_device.items():
-        blank = torch.zeros(len(names), len(COLUMNS), dtype=torch.float64, device=device)
+        blank = torch.zeros(len(names), len(COLUMNS), dtype=widest(device), device=device)
         blank[:, MIN].fill_(torch.inf)
         blank[:, MAX].fill_(-torch.inf)
         sums = torch.stack([found[name] for name in names])

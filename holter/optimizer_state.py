@@ -17,7 +17,7 @@ from holter.capture import Layers, parameters_of
 from holter.draft import LateRows, NamedSums, RoleRows
 from holter.measuring import Measuring
 from holter.samples import Sampler, Segments, in_line
-from holter.statistics.device_rows import DeviceRows
+from holter.statistics.device_rows import DeviceRows, widest
 
 # Under which names optimizers keep the average of gradients, and that of their squares.
 _FIRST = ("exp_avg", "momentum_buffer", "momentum", "m", "grad_avg")  # grad_avg, sqr_avg: fastai's
@@ -144,7 +144,7 @@ class _Sample:
         ratio = None
         if self.gradients is not None:
             ratio = self.gradients / second.clamp(min=eps.nan_to_num(0.0) ** 2).sqrt()
-        below = torch.where(eps.isnan(), torch.nan, (second < eps**2).double())
+        below = torch.where(eps.isnan(), torch.nan, (second < eps**2).to(eps.dtype))
         counts = _line([float(count) for count in self.segments.counts], device)[:, None]
         found = self.segments.dots((ratio, ratio), (below, torch.ones_like(below))) / counts
         found[:, 0].sqrt_()
@@ -183,7 +183,7 @@ def _steps(kept: Sequence[_Kept], device: torch.device) -> list[float] | Tensor:
     """That the state of each has seen; where they are on the device they stay there."""
     on_device = [one.steps for one in kept if isinstance(one.steps, Tensor) and one.steps.device == device]
     if device.type != "cpu" and len(on_device) == len(kept):
-        return torch.stack([step.detach().reshape(()) for step in on_device]).double()
+        return torch.stack([step.detach().reshape(()) for step in on_device]).to(widest(device))
     return [number_on_host(one.steps) for one in kept]
 
 
@@ -195,5 +195,5 @@ def number_on_host(value: Any) -> float:
 
 
 def _line(values: Sequence[float], device: torch.device) -> Tensor:
-    table = torch.tensor(values, dtype=torch.float64, device="cpu")
+    table = torch.tensor(values, dtype=widest(device), device="cpu")
     return table.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else table.to(device)

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from holter.statistics.device_rows import is_dense, sent
+from holter.statistics.device_rows import is_dense, sent, widest
 from holter.statistics.measure import numbers_in
 
 MOST = 4096  # numbers of a tensor
@@ -46,12 +46,12 @@ class Segments:
         self._starts = np.cumsum([0, *self.counts])[self._filled]
 
     def dots(self, *pairs: tuple[Tensor | None, Tensor | None]) -> Tensor:
-        """The sum of the products of each pair of lines, float64 [tensors, pairs]; NaN where a line is missing."""
+        """The sum of the products of each pair of lines, [tensors, pairs]; NaN where a line is missing."""
         if self._on_host:
             return torch.from_numpy(self._dots_on_host(pairs))
         line = next(line for pair in pairs for line in pair if line is not None)
-        nothing = torch.full_like(line, torch.nan, dtype=torch.float64)
-        products = [nothing if a is None or b is None else a.double() * b for a, b in pairs]
+        nothing = torch.full_like(line, torch.nan, dtype=widest(line.device))
+        products = [nothing if a is None or b is None else a.to(nothing.dtype) * b for a, b in pairs]
         pieces = torch.segment_reduce(torch.stack(products, dim=1), "sum", lengths=self._pieces, unsafe=True)
         return torch.segment_reduce(pieces, "sum", lengths=self._pieces_of, unsafe=True)
 

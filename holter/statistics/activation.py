@@ -16,6 +16,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from holter.statistics.device_rows import widest
+
 # In the order of the columns of `Signals.values`:
 # dead           share of units that are exactly zero on the whole batch
 # saturated      share of values close to the bounds of a bounded activation; NaN where there are no bounds
@@ -231,7 +233,7 @@ def effective_rank(x: Tensor) -> tuple[Tensor, Tensor]:
     the variance: between 1 and min(rows - 1, units). It needs no decomposition, for which CUDA would make us wait, and
     like the entropy of the singular values it is n for n equal directions.
     """
-    x = x.to(torch.float32 if x.device.type == "mps" else torch.float64)  # squares of squares: float32 would overflow
+    x = x.to(widest(x.device))  # squares of squares: float32 would overflow
     mean = x.mean(-2, keepdim=True)
     centred = x - mean
     turned = centred.mT

@@ -18,6 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from holter.statistics.device_rows import widest
+
 _ROW = 1 << 14  # words; on the CPU a row times its multipliers stays in a core's cache, and on one thread
 _ROWS_ON_DEVICE = 256  # at once, elsewhere than on the CPU: 32 MiB of products
 _KEPT = 53  # bits
@@ -29,7 +31,7 @@ def contents(tensors: Sequence[Tensor], are_labels: Sequence[bool]) -> Tensor:
     """The hash and the label entropy of each tensor, [n, 2] in float64; all of them on one device."""
     device = tensors[0].device
     with torch.inference_mode(False), torch.no_grad():
-        if device.type == "mps":  # it has no float64, and so nothing that could hold a hash
+        if widest(device) is not torch.float64:  # there is nothing that could hold a hash
             return nothing_known(len(tensors), device)
         unknown = torch.full((), torch.nan, dtype=torch.float64, device=device)
         plain = [_local(tensor) for tensor in tensors]

@@ -9,6 +9,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+WITHOUT_FLOAT64 = frozenset({"mps"})  # kinds of devices
+
 
 @dataclass(frozen=True, eq=False)
 class DeviceRows:
@@ -28,6 +30,11 @@ def select_rows(rows: DeviceRows, places: list[int]) -> DeviceRows:
     """Some of the rows, still on their device."""
     chosen = sent(places, rows.values.device)
     return DeviceRows(rows.values[chosen], rows.histograms[chosen] if rows.histograms is not None else None)
+
+
+def widest(device: torch.device) -> torch.dtype:
+    """In which sums are merged there: float64, or float32 where there is none."""
+    return torch.float32 if device.type in WITHOUT_FLOAT64 else torch.float64
 
 
 def sent(numbers: list[int], device: torch.device) -> Tensor:

@@ -16,7 +16,7 @@ from torch import Tensor
 from holter.statistics import histogram
 from holter.statistics.blocks import Block, Make, block_size, plan_blocks
 from holter.statistics.cpu_rows import CpuRows, is_wide
-from holter.statistics.device_rows import DeviceRows, sent
+from holter.statistics.device_rows import DeviceRows, sent, widest
 from holter.statistics.rows import COLUMNS, MAX, MIN
 
 _REMEMBERED_PLANS = 8  # lists whose make keeps changing must not make the cache grow
@@ -60,8 +60,7 @@ class _Plan:
     def __init__(self, makes: list[Make], device: torch.device) -> None:
         self._device = device
         self._tensors = len(makes)
-        # MPS has no float64; merged sums are then as exact as float32 is.
-        self._accumulator = torch.float32 if device.type == "mps" else torch.float64
+        self._accumulator = widest(device)
         blocks = plan_blocks(makes, block_size(sum(make.size for make in makes), device.type == "cpu"))
         halves = ([block for block in blocks if block.wide is wide] for wide in (False, True))
         self._groups = [_Group(half, device) for half in halves if half]
