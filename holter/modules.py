@@ -11,6 +11,7 @@ its class, or by a key that only wrappers use; a user's own attribute that is ca
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import islice
 
 import torch
 from torch import nn
@@ -133,9 +134,10 @@ def parts_of(model: nn.Module) -> list[nn.Module]:
     parts: list[nn.Module] = []
     level = [] if is_compiled(model) else [model]
     for _ in range(2):
-        level = [child for module in level for _, child in _children(module) if not _minds_hooks(child)]
+        below = (child for module in level for child in module._modules.values() if child is not None)
+        level = list(islice((child for child in below if not _minds_hooks(child)), _MOST_PARTS - len(parts)))
         parts += level
-    return parts[:_MOST_PARTS]
+    return parts
 
 
 def _minds_hooks(module: nn.Module) -> bool:

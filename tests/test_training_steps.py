@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import holter
+from holter import modules
 from holter.monitor import Monitor
 from holter.training_steps import DESCRIBED
 
@@ -453,3 +454,11 @@ def test_a_step_that_raises_leaves_the_others_of_its_training_step() -> None:
             bad.step()
         model.zero_grad()
     np.testing.assert_allclose(monitor.history.scalar("gradient_norm")[1], truth, rtol=1e-6)
+
+
+def test_few_parts_of_a_large_model_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """P6: it happens at every step of two optimizers."""
+    asked: list[nn.Module] = []
+    monkeypatch.setattr(modules, "_minds_hooks", lambda part: asked.append(part) is not None)
+    model = nn.Sequential(nn.ModuleList(nn.Linear(1, 1) for _ in range(1000)))
+    assert len(modules.parts_of(model)) == modules._MOST_PARTS == len(asked)
