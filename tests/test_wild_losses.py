@@ -7,6 +7,9 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.optim import SGD
 
+from holter.diagnosis.health import check_health
+from holter.history import History
+from holter.record import Record
 from tests import odd_trainings as wild
 from tests.odd_trainings import Training, alarms, regression
 
@@ -63,3 +66,11 @@ def summed(p: Tensor, y: Tensor) -> Tensor:
 )
 def test_what_is_wrong_with_a_loss_is_still_named(training: Training, steps: int, cause: str) -> None:
     assert alarms(training, steps)[:1] == [cause]
+
+
+def test_a_loss_around_zero_has_no_spikes() -> None:
+    """As of a policy gradient: 1e-8 wherever the data is new, and a multiple of that says nothing."""
+    losses = [1e-8 if step % 4 else (0.1 if step % 8 else -0.1) - step / 500 for step in range(60)]
+    history = History(tuple(Record(step, 0.0, {"loss": loss}) for step, loss in enumerate(losses)))
+    checks = {check.name: check for check in check_health(history)}
+    assert checks["the loss falls, without spikes"].text.endswith("largest spike 1×")

@@ -117,7 +117,9 @@ def _is_old(history: History, looks: Integers) -> bool:
 
 
 def _over_usual(values: Floats) -> float:
-    """The largest value over the median of the ten before it."""
+    """The largest value over the median of the ten before it; 1 for a loss that goes below zero: it has no level."""
+    if (values <= 0).any():
+        return 1.0
     windows = np.lib.stride_tricks.sliding_window_view(values[:-1], min(10, len(values) - 1))
     usual = np.median(windows, axis=1)
     with np.errstate(divide="ignore", invalid="ignore"):
