@@ -6,6 +6,7 @@ import sysconfig
 from pathlib import Path
 
 import torch
+from sklearn.datasets import load_digits
 from torch import Tensor
 from torch.utils.data import Dataset
 
@@ -36,8 +37,6 @@ def lines(least: int = 20, most: int = 80) -> list[str]:
 
 def digits(size: int = 8, channels: int = 1) -> tuple[Tensor, Tensor]:
     """1,797 images [n, channels, size, size] of zero mean and unit variance, shuffled, and their classes."""
-    from sklearn.datasets import load_digits
-
     found = load_digits()
     images = torch.tensor(found.images, dtype=torch.float32)[:, None]
     images = (images - images.mean()) / images.std()

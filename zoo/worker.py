@@ -22,6 +22,7 @@ from pathlib import Path
 
 import numpy
 import torch
+import torch._dynamo  # every optimizer imports it at its first step: once, before trainings are forked
 
 from zoo.reference import Reference
 from zoo.result import Listed, Result, result_file, write, write_listed
