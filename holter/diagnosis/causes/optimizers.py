@@ -15,6 +15,7 @@ from holter.diagnosis.evidence import (
     harm,
     is_adaptive,
     matrices,
+    middle,
     rate_is_flat,
     rate_of,
     typical_now,
@@ -208,7 +209,10 @@ def eps_dominates(case: Case) -> Iterator[Suspicion]:
 def _below_eps(chart: Chart, series: Series, chosen: list[int]) -> tuple[Integers, Floats]:
     """The median share over these layers, of the second moments that are not exactly zero: a unit that nothing uses has
     no gradient, and no step that eps could shorten."""
-    zeros = chart.table("second_moment", "zero_share").values[:, chosen]
+    known = chart.table("second_moment", "zero_share")
+    if not chosen or known.names != series.names or not np.array_equal(known.steps, series.steps):
+        return middle(series, chosen)
+    zeros = known.values[:, chosen]
     with np.errstate(all="ignore"):
         shares = (series.values[:, chosen] - zeros) / (1 - zeros)
     shares[~(zeros < _UNUSED)] = np.nan
