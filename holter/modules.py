@@ -25,7 +25,7 @@ _TYPES = (nn.DataParallel, nn.parallel.DistributedDataParallel, AveragedModel)
 _FOREIGN = {("deepspeed", "DeepSpeedEngine"), ("apex", "DistributedDataParallel")}
 Named = tuple[str, nn.Module]
 
-_MOST_PARTS = 64  # a hook is put on and taken off again in 2 microseconds
+_MOST_PARTS = 16  # between two optimizers a hook is put on each of them and taken off again
 
 
 # Wrappers -----------------------------------------------------------------------------------------------------
@@ -127,7 +127,7 @@ def compiled_parts(model: nn.Module) -> tuple[str, ...]:
 
 
 def parts_of(model: nn.Module) -> list[nn.Module]:
-    """The modules down to the second level that a training may call by themselves, a few dozen at most.
+    """The modules down to the second level that a training may call by themselves, a few at most.
 
     Without those where a hook would change how torch computes in evaluation, by other last bits.
     """

@@ -9,7 +9,7 @@ backward are one step, and those of a GAN, with a forward between them, are two.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -51,7 +51,7 @@ class TrainingSteps:
         self._members: dict[int, Member] = {}  # by the ids of their optimizers
         self._numbers = self._groups = 0
         self._stepped: dict[int, Member] = {}  # in the training step that is being taken, by number
-        self._done: set[int] = set()  # ids of their parameters
+        self._done = 0  # how many parameters they hold, one that several hold counted for each
         self._all: int | None = None  # how many parameters all members hold; None: to be counted again
         self._is_stepping = False
         # Whether optimizers that nobody has told of would have been seen by now.
@@ -111,14 +111,14 @@ class TrainingSteps:
         if len(self._members) > 1 or not self._is_settled:
             if member.has_changed():
                 self._all = None
-            self._done |= member.held
-            if len(self._stepped) < len(self._members) and len(self._done) < self._count():
+            self._done += len(member.held)
+            if len(self._stepped) < len(self._members) and not self._have_all_stepped():
                 return False
         return self._is_settled or not self._may_have_others()
 
     def end(self) -> None:
         """The training step is over."""
-        self._stepped, self._done, self._is_settled = {}, set(), True
+        self._stepped, self._done, self._is_settled = {}, 0, True
         if len(self._members) > 1:
             gone = [place for place, one in self._members.items() if one.optimizer() is None]
             for place in gone:
@@ -143,15 +143,25 @@ class TrainingSteps:
     def _gives_way(self, old: Member, new: Member) -> bool:
         return old.number not in self._stepped and not old.held.isdisjoint(new.held)
 
+    def _have_all_stepped(self) -> bool:
+        """Whether every parameter that some optimizer holds has had its turn."""
+        count = self._count()
+        return self._done >= count and len(_union(self._stepped)) == count
+
     def _count(self) -> int:
         if self._all is None:
-            self._all = len(frozenset().union(*(one.held for one in self._members.values())))
+            self._all = len(_union(self._members))
         return self._all
 
     def _may_have_others(self) -> bool:
         """Whether gradients wait for an optimizer that nobody has told of."""
-        held = frozenset().union(*(one.held for one in self._members.values()))
+        held = _union(self._members)
         _, parameters = self._layers.everything()
         waiting = any(one.grad is not None and id(one) not in held for one in parameters)
         self._is_settled = not waiting
         return waiting
+
+
+def _union(members: Mapping[int, Member]) -> frozenset[int]:
+    """The ids of all parameters that these hold."""
+    return frozenset().union(*(one.held for one in members.values()))
