@@ -49,7 +49,11 @@ class Track:
         self._is_forward_new = True
 
     def concerns(self, optimizer: Any) -> bool:
-        return self._optimizers is None or any(one is optimizer for one in self._optimizers)
+        """A wrapper that steps another optimizer shares its groups."""
+        groups = optimizer.param_groups
+        return self._optimizers is None or any(
+            one is optimizer or getattr(one, "param_groups", None) is groups for one in self._optimizers
+        )
 
     def begin(self, optimizer: Any) -> None:
         if self._is_forward_new or id(optimizer) in self._stepped:

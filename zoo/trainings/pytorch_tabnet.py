@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy
-import pytorch_tabnet.tab_model  # noqa: F401  # once, before the trainings are forked
 from torch import nn
 
 from zoo.trainee import Trainee
