@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 import pytest
@@ -62,3 +63,24 @@ def test_weights_that_are_changed_by_hand_are_not_taken_for_labels() -> None:
 
     options = {"weights": 1, "activations": 1, "updates": 1}
     assert "labels-corrupt" not in alarms(training, 112, **options)
+
+
+def test_a_bias_that_was_changed_between_two_looks_is_not_taken_for_labels() -> None:
+    """The loss is thrown back to a guess at once, and inputs and rate are as before; the model learns anew."""
+
+    def training() -> tuple[nn.Module, torch.optim.Optimizer, Iterator[wild.Logged]]:
+        model = wild.mlp(8, 64, 64, 64, 64, 4, act=lambda: nn.LeakyReLU(0.1))
+        optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9)
+
+        def course() -> Iterator[wild.Logged]:
+            for step in itertools.count():
+                x = torch.randn(32, 8)
+                y = x[:, :4].argmax(1)
+                yield wild.stepped(optimizer, F.cross_entropy(model(x), y), inputs=x, targets=y)
+                if step == 121:
+                    with torch.no_grad():
+                        model.get_parameter("4.bias").sub_(21)
+
+        return model, optimizer, course()
+
+    assert "labels-corrupt" not in alarms(training, 170)

@@ -33,6 +33,7 @@ _BATCHES = 16  # that show whether they are alike
 _APART = 0.35  # of the variance of targets, between batches
 _LOOKS, _ABOUT = 256, 32  # validations that are kept: the last ones, and those about the lowest of all
 _STEADY = 1.3  # times their mean square before, or less, of targets that stay what they are
+_REPLACED = 3.0  # times what its steps may have changed a weight's size by
 _FEW_CLASSES = 0.35  # of those that there are: a stage of a curriculum has more
 
 
@@ -119,7 +120,23 @@ def _thrown_back(case: Case, steps: Integers, losses: Floats, guess: float) -> I
 def _model_was_changed(case: Case, since: int) -> bool:
     """Whether weights or activations were already others in that step: labels change them in the next one."""
     near = [event for name in ("weight/norm", "activation/rms") for event in case.events.of(name, since=since - 2)]
-    return any(event.since <= since for event in near)
+    return any(event.since <= since for event in near) or _weights_were_replaced(case, since)
+
+
+def _weights_were_replaced(case: Case, since: int) -> bool:
+    """Whether any weight became larger about that step, from one look to the next, than its steps can have made it; or
+    may have, as the next look is still to come."""
+    sizes, ratios = case.chart.table("update", "weight_norm"), case.chart.table("update", "ratio")
+    place = int(np.searchsorted(sizes.steps, since))
+    if place == 0 or ratios.names != sizes.names or len(ratios) != len(sizes):
+        return False
+    if place == len(sizes):
+        return case.step - since < 2 * _SETTLED
+    was, now = sizes.values[place - 1 : place + 1]
+    between = int(sizes.steps[place] - sizes.steps[place - 1])
+    with np.errstate(all="ignore"):
+        by_steps = between * np.fmax(*ratios.values[place - 1 : place + 1]) * was
+        return bool((now - was > _REPLACED * np.fmax(by_steps, was))[was > 0].any())
 
 
 def _change(losses: Floats) -> int:
