@@ -143,6 +143,10 @@ def test_a_wrapped_model_has_the_names_of_the_plain_one(kind: str, tmp_path: Pat
     assert described == [{key: layer[key] for key in ("name", "part", "module")} for layer in expected.info["layers"]]
     assert run.info["model"] == "Net"
     assert (run.history.series("gradient", "norm")[2] == expected.history.series("gradient", "norm")[2]).all()
+    pair = holter.compare(expected, run).pairs[0]
+    assert pair.ratios is not None and pair.ratios.layers == expected.history.layers("gradient")
+    assert (pair.ratios.values == 0).all()  # each layer beside itself, at every step
+    assert pair.partings.layer_difference is None
 
 
 @pytest.mark.parametrize("kind", WRAPPED)
