@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import time
 import weakref
@@ -52,6 +53,7 @@ class ActivationRoles:
         self._window = Window(_WINDOW)
         self._dtypes: dict[str, str] = {}  # by layer, as they were noted
         self._looked: Activations | None = None  # at the model, run uncompiled
+        self._twin: Callable[[], nn.Module | None] = lambda: None  # the last that was run
         self.ran: dict[str, None] = {}  # the modules that ran in it, in the order of their first call
         self._how = ""  # it was looked at
         self._refused = ""  # why it is not run uncompiled any more
@@ -92,13 +94,15 @@ class ActivationRoles:
         return took
 
     def _look(self, model: nn.Module, called: Called) -> None:
-        self._refused = self._refused or refusal(model) or ""
+        self._refused = self._refused or refusal(model) or self._kept() or ""
         self._unseen = self._refused
         if self._refused:
             return
         captures: list[ActivationCapture] = []
 
         def attach(twin: Twin) -> None:
+            self._twin = weakref.ref(twin.module)
+
             def is_wanted(name: str, module: nn.Module) -> bool:
                 return self._is_wanted(name, twin.originals[id(module)])
 
@@ -119,6 +123,12 @@ class ActivationRoles:
             self._looked = captures[-1].collect()
             self._how = f"seen in an uncompiled forward of {samples}, without gradients{self._how}"
             self._unseen = "" if self._looked is not None else "the model is compiled, and none of its layers ran"
+
+    def _kept(self) -> str | None:
+        """Say so where something still holds the last twin, such as a cache of its class: it would hold every one."""
+        if self._twin() is not None:
+            gc.collect()
+        return "the model is compiled, and its forward keeps the module that it ran on" if self._twin() else None
 
     def give_up(self) -> None:
         """What was seen belongs to no step."""

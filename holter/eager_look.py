@@ -4,14 +4,16 @@ Hooks do not run in compiled code. So in a step that is due, right before the tr
 model (its parameters, copies of everything else) is run on the first samples of the same batch: without gradients, with
 random numbers, modes and autocast as they are there. The training does not notice:
 
-- Buffers and Python attributes that the forward changes are the twin's. A write to any tensor that the look did not
-  make itself, a weight or a global one, is refused before it happens.
+- Buffers and Python attributes that the forward changes are the twin's, and so are the arguments. A write to any tensor
+  that the look did not make itself, a weight or a global one, is refused before it happens.
 - Random numbers of torch (CPU and CUDA), NumPy and Python are put back; generators that the model holds are copied.
 - The autocast cache is off meanwhile: the training's forward would use weights that were cast without gradients.
 - Compilers are told to stand aside: other sizes would make them compile for changing ones.
 - A user's hooks do not run, since they may collect what they see; if they change outputs, the look does not show it.
 
-What no copy can undo is left: a forward that prints, writes a file or calls another machine does so once more.
+What no copy can undo is left: a forward that prints, writes a file, calls another machine or changes variables of its
+Python file or attributes of its class does so once more. Other threads that run compiled code meanwhile run it
+uncompiled.
 
 Off where several processes train, since a forward may contain collectives; in CUDA graphs; on other devices than CPU
 and CUDA. The first failure is told once, in a note, and the look is not tried again.
@@ -21,6 +23,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import threading
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import Any
@@ -36,6 +39,9 @@ from holter.problems import Complaint
 from holter.sampling import Samples, first_samples
 from holter.twin import Twin
 
+_UNSAID = ("running_mean", "running_var")  # a batch norm writes to them, and its schema does not say so
+# The stance of compilers is one for all threads: a second look that put it back to that of the first would leave it so.
+_changing, _under_way, _stance = threading.Lock(), list[int](), contextlib.ExitStack()
 Attach = Callable[[Twin], None]  # puts hooks on the twin
 
 
@@ -99,7 +105,7 @@ def _restored(model: nn.Module) -> Iterator[None]:
         torch.set_autocast_cache_enabled(False)
         if benchmarks:
             torch.backends.cudnn.benchmark = False  # it waits for the device
-        with torch.compiler.set_stance("force_eager"):
+        with _uncompiled():
             yield
     finally:
         if benchmarks:
@@ -110,6 +116,22 @@ def _restored(model: nn.Module) -> Iterator[None]:
         torch.set_rng_state(states[2])
         for device, state in on_devices:
             torch.cuda.set_rng_state(state, device)
+
+
+@contextlib.contextmanager
+def _uncompiled() -> Iterator[None]:
+    """Tell compilers to stand aside until the last look that is under way in any thread is over."""
+    with _changing:
+        if not _under_way:
+            _stance.enter_context(torch.compiler.set_stance("force_eager"))
+        _under_way.append(1)
+    try:
+        yield
+    finally:
+        with _changing:
+            _under_way.pop()
+            if not _under_way:
+                _stance.close()
 
 
 class _Guard(TorchDispatchMode):
@@ -129,6 +151,7 @@ class _Guard(TorchDispatchMode):
         made = func(*args, **kwargs)
         if makes_new:
             self._own.update(map(_storage, _tensors(made)))
+            self._own.discard(None)
         return made
 
 
@@ -139,7 +162,7 @@ def _traits(func: Any) -> tuple[tuple[tuple[int, str], ...], bool]:
     written = tuple(
         (place, argument.name)
         for place, argument in enumerate(schema.arguments)
-        if argument.alias_info is not None and argument.alias_info.is_write
+        if (argument.alias_info is not None and argument.alias_info.is_write) or argument.name in _UNSAID
     )
     # `_unsafe_view` is a view that does not say so; `lift_fresh` gives back a tensor that was made a moment ago.
     is_view = schema.name == "aten::_unsafe_view" or any(one.alias_info is not None for one in schema.returns)

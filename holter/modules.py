@@ -32,9 +32,11 @@ _MOST_PARTS = 16  # between two optimizers a hook is put on each of them and tak
 
 
 def wrapped_in(module: nn.Module) -> nn.Module | None:
-    """Return what a wrapper holds; None where the module does more than to hold another."""
+    """Return what a wrapper holds; None where the module does more than to hold another, as with weights of its own."""
     held = module._modules
     keys = set(held.keys())  # those of a scripted module cannot be iterated over otherwise
+    if set(module._parameters.keys()) - {"_flat_param"}:  # that of FSDP stands for what it holds
+        return None
     for key in _KEYS:
         if key in keys and keys <= {key} | _BESIDE:
             return held[key]

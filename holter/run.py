@@ -100,9 +100,12 @@ def next_segment(directory: Path, rank: int) -> int:
     return max(taken, default=-1) + 1
 
 
+_LAST = 64  # entries; tables of layers may come after the records that they are for
+
+
 def has_records(directory: Path, rank: int) -> bool:
     """Whether this rank has taken steps there, by the last entries of its journals."""
-    lasts = (itertools.islice(read_backwards(one.path), 8) for one in _journals(directory) if one.rank == rank)
+    lasts = (itertools.islice(read_backwards(one.path), _LAST) for one in _journals(directory) if one.rank == rank)
     try:
         return any(is_record(blob) for blobs in lasts for blob in blobs)
     except (OSError, ValueError):  # what cannot be read is not known

@@ -1,4 +1,4 @@
-"""A twin of a model: it has the model's own parameters, and copies of everything else that a forward may change.
+"""A twin of a model: its parameters lie on the same memory, and it has copies of all else that a forward may change.
 
 A forward of the twin leaves no trace on the model: buffers, counters, caches and lists that it changes are the twin's.
 Saving and restoring them in place would not do: autograd counts every write to a tensor, and a backward that still
@@ -11,11 +11,18 @@ What cannot be copied so that the model stays untouched is refused with a Compla
 from __future__ import annotations
 
 import copy
+import logging
 import random
+import re
+import threading
+import types
 import weakref
-from collections import Counter, OrderedDict, defaultdict, deque
-from functools import partial
-from types import FunctionType, MethodType
+from collections import OrderedDict, defaultdict, deque
+from datetime import date, timedelta
+from enum import Enum
+from functools import lru_cache, partial
+from pathlib import PurePath
+from types import BuiltinFunctionType, CellType, FunctionType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -31,9 +38,16 @@ from holter.problems import Complaint
 _MOST_OBJECTS = 50_000  # besides tensors; a model that holds its trainer holds the whole program
 _MOST_BYTES = 256 << 20  # of tensors that are copied; more might not fit beside the training
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks")
-_COPIED = (random.Random, np.random.Generator, np.random.RandomState, np.ndarray)
-_SHARED = (Optimizer, DataLoader, Dataset, type)  # a forward does not change them, or should not be followed there
+_COPIED = (random.Random, np.random.Generator, np.random.RandomState, np.ndarray, bytearray)
 _PLAIN = (str, int, float, bool, bytes, complex, type(None), torch.dtype, torch.device, torch.Size)
+# A forward does not change them, or should not be followed there. A lock is given back by who took it.
+_SHARED = (
+    *(Optimizer, DataLoader, Dataset, Enum, logging.Logger, PurePath, re.Pattern, np.generic, np.dtype, np.ufunc),
+    *(type, ModuleType, range, slice, date, timedelta, types.GenericAlias, types.UnionType, type(Ellipsis)),
+    *(types.MethodDescriptorType, types.WrapperDescriptorType, type(threading.Lock()), type(threading.RLock())),
+)
+_TORCHS_OWN = frozenset(vars(nn.Module()))  # attributes
+_CONTAINERS = (OrderedDict, defaultdict, dict, deque, list, set, frozenset, tuple)  # and classes made from them
 
 
 class Twin:
@@ -62,7 +76,7 @@ class Twin:
             return self._module(value)
         if isinstance(value, Tensor):
             return self._tensor(value)
-        return self._container(value) if type(value) in _CONTAINERS else self._object(value)
+        return self._object(value)
 
     def _module(self, wrapped: nn.Module) -> nn.Module:
         module = unwrapped(wrapped)
@@ -79,14 +93,14 @@ class Twin:
             self._undecorate(module, twin)
             if getattr(module, "max_norm", None) is not None and "weight" in module._parameters:
                 # An embedding that writes to its weight in its forward.
-                twin._parameters["weight"] = nn.Parameter(self._tensor(module._parameters["weight"].detach()))  # type: ignore[union-attr]
+                twin._parameters["weight"] = nn.Parameter(self._tensor(module._parameters["weight"].detach()), False)  # type: ignore[union-attr]
         return self._known[id(module)]  # type: ignore[no-any-return]
 
     def _attribute(self, name: str, value: Any) -> Any:
         if name == "_parameters":
             if any(is_lazy(one) or hasattr(one, "to_local") for one in value.values() if one is not None):
                 raise Complaint("its parameters are sharded, or have no shape yet")
-            return dict(value)
+            return {key: None if one is None else self._tensor(one) for key, one in value.items()}
         if name == "_modules":
             return {key: None if one is None else self._module(one) for key, one in value.items()}
         if name == "_compiled_call_impl":
@@ -97,7 +111,7 @@ class Twin:
             return OrderedDict(kept)
         if name.endswith("_hooks"):
             return OrderedDict()
-        return self.copy(value)
+        return copy.copy(value) if name in _TORCHS_OWN and not value else self.copy(value)
 
     def _undecorate(self, module: nn.Module, twin: nn.Module) -> None:
         """A class may have `@torch.compile` on its forward."""
@@ -106,8 +120,10 @@ class Twin:
             twin.__dict__["forward"] = MethodType(inner, twin)
 
     def _tensor(self, value: Tensor) -> Tensor:
+        if id(value) in self._known:
+            return self._known[id(value)]  # type: ignore[no-any-return]
         if isinstance(value, nn.Parameter):
-            return value
+            return self._parameter(value)
         if hasattr(value, "to_local"):
             raise Complaint("it holds sharded tensors")
         self._bytes += value.nbytes
@@ -118,60 +134,109 @@ class Twin:
         self.tensors.append(made)
         return made
 
-    def _container(self, value: Any) -> Any:
-        if isinstance(value, tuple):
-            return tuple(map(self.copy, value))
-        if isinstance(value, set | frozenset):
-            return type(value)(map(self.copy, value))
-        made = copy.copy(value)  # keeps the factory of a defaultdict, the length of a deque
-        self._known[id(value)] = made
-        if isinstance(value, dict):
-            for key, one in value.items():
-                made[key] = self.copy(one)
-        else:
-            for place, one in enumerate(value):
-                made[place] = self.copy(one)
+    def _parameter(self, value: nn.Parameter) -> nn.Parameter:
+        """Another parameter on the same memory: a forward may give it other data, or attributes.
+
+        Without gradients, so that autocast never caches a cast of it which the training's forward would use.
+        """
+        if type(value) is not nn.Parameter:
+            return value
+        self._known[id(value)] = made = nn.Parameter(value.detach(), requires_grad=False)
+        self._held.append(value)
+        for name, one in vars(value).items():
+            setattr(made, name, self.copy(one))
         return made
 
     def _object(self, value: Any) -> Any:
-        made = value
-        if isinstance(value, torch.Generator):
+        made: Any
+        if isinstance(value, _SHARED):
+            made = value
+        elif isinstance(value, torch.Generator):
             made = value.clone_state()
         elif isinstance(value, _COPIED):
             made = copy.deepcopy(value)
         elif isinstance(value, MethodType):
             made = MethodType(value.__func__, self.copy(value.__self__))
+        elif isinstance(value, BuiltinFunctionType):
+            holder = getattr(value, "__self__", None)
+            is_bound = not isinstance(holder, ModuleType | type | None)
+            made = getattr(self.copy(holder), value.__name__) if is_bound else value
         elif isinstance(value, partial):
-            made = partial(self.copy(value.func), *map(self.copy, value.args), **self._container(value.keywords))
+            keywords = {name: self.copy(one) for name, one in value.keywords.items()}
+            made = partial(self.copy(value.func), *map(self.copy, value.args), **keywords)
         elif isinstance(value, weakref.ref):
             target = value()
-            made = weakref.ref(self.copy(target)) if isinstance(target, nn.Module) else value
-        elif isinstance(value, FunctionType):
-            made = self._function(value)
-        elif _is_simple(value):
-            self._known[id(value)] = made = object.__new__(type(value))
-            for name, one in vars(value).items():
-                made.__dict__[name] = self.copy(one)
+            made = value if target is None else weakref.ref(self.copy(target))
+        elif isinstance(value, _Cached):
+            made = lru_cache(**value.cache_parameters())(self.copy(value.__wrapped__))
+        else:
+            return self._function(value) if isinstance(value, FunctionType) else self._parts(value)
         self._known[id(value)] = made
         return made
 
+    def _parts(self, value: Any) -> Any:
+        """Copy the attributes of an object, its slots, and what it holds as a container.
+
+        Python itself refuses to make an empty one where there is more to an object: of a file, of a generator.
+        """
+        kind: Any = type(value)
+        base: Any = next((one for one in _CONTAINERS if isinstance(value, one)), object)
+        content = map(self.copy, tuple(value)) if base in (tuple, frozenset) else None
+        try:
+            if hasattr(kind, "__del__"):
+                raise TypeError
+            made = base.__new__(kind) if content is None else base.__new__(kind, content)
+        except TypeError:
+            if kind.__module__.partition(".")[0] == "torch":  # streams, process groups, packed weights
+                return value
+            raise Complaint(f"it holds a {kind.__name__}, which cannot be copied") from None
+        self._known[id(value)] = made
+        for name, one in getattr(value, "__dict__", {}).items():
+            made.__dict__[name] = self.copy(one)
+        for slot in (one for above in kind.__mro__ for one in vars(above).values()):
+            if isinstance(slot, MemberDescriptorType) and hasattr(value, slot.__name__):
+                slot.__set__(made, self.copy(slot.__get__(value)))
+        self._fill(base, made, value)
+        return made
+
+    def _fill(self, base: Any, made: Any, value: Any) -> None:
+        if issubclass(base, dict):
+            for key, one in base.items(value):
+                base.__setitem__(made, self.copy(key), self.copy(one))
+        elif base is deque:
+            deque.__init__(made, map(self.copy, value), value.maxlen)
+        elif base in (list, set):
+            base.__init__(made, map(self.copy, tuple(value)))
+
     def _function(self, value: FunctionType) -> Any:
+        """One that reads variables of the function around it is made anew, with copies of them."""
         inner = getattr(value, "_torchdynamo_orig_callable", None)
         if inner is not None:
             return self.copy(inner)
-        cells = [cell.cell_contents for cell in value.__closure__ or () if _has_contents(cell)]
-        held = [getattr(cell, "__self__", cell) for cell in cells]
-        if any(isinstance(one, nn.Module | partial) for one in held):
-            raise Complaint("one of its functions holds a module, which would run in place of its copy")
-        return value
+        if not value.__closure__:
+            return value
+        cells = tuple(map(self._cell, value.__closure__))
+        made = FunctionType(value.__code__, value.__globals__, value.__name__, value.__defaults__, cells)
+        self._known[id(value)] = made
+        made.__kwdefaults__ = value.__kwdefaults__
+        made.__dict__.update(value.__dict__)
+        return made
+
+    def _cell(self, cell: CellType) -> CellType:
+        if id(cell) not in self._known:
+            self._held.append(cell)
+            self._known[id(cell)] = made = CellType()
+            if _has_contents(cell):
+                made.cell_contents = self.copy(cell.cell_contents)
+        return self._known[id(cell)]  # type: ignore[no-any-return]
 
 
-_CONTAINERS = {list, dict, tuple, set, frozenset, deque, OrderedDict, defaultdict, Counter}
+_Cached = type(lru_cache(lambda: None))
 
 
-def _has_contents(cell: Any) -> bool:
+def _has_contents(cell: CellType) -> bool:
     try:
-        return cell.cell_contents is not None
+        return cell.cell_contents is not Twin  # whatever it is
     except ValueError:  # it is not bound yet
         return False
 
@@ -183,17 +248,3 @@ def _is_torchs(hook: Any) -> bool:
 
 def _is_ours(hook: Any) -> bool:
     return str(getattr(hook, "__module__", "")).startswith("holter.")
-
-
-def _is_simple(value: Any) -> bool:
-    """Whether all that an object is stands in its `__dict__`, as in most classes that are written in Python."""
-    kind: Any = type(value)
-    return (
-        not isinstance(value, _SHARED)
-        and hasattr(value, "__dict__")
-        and kind.__new__ is object.__new__
-        and kind.__reduce_ex__ is object.__reduce_ex__
-        and kind.__reduce__ is object.__reduce__
-        and not any(hasattr(kind, name) for name in ("__deepcopy__", "__copy__", "__setstate__", "__del__"))
-        and not any(base.__dict__.get("__slots__") for base in kind.__mro__)
-    )

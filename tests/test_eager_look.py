@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import copy
+import gc
+import itertools
+import operator
 import random
-from collections import deque
+import threading
+import time
+from collections import UserDict, deque
 from collections.abc import Callable
-from functools import partial
-from typing import Any
+from functools import cache, lru_cache, partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -21,6 +26,7 @@ from holter import eager_look
 from holter.activations import ActivationCapture
 from holter.eager_look import look
 from holter.sampling import first_samples
+from holter.twin import Twin
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Dynamo warns of much
 STEPS = 5
@@ -260,6 +266,166 @@ def test_a_look_changes_nothing() -> None:
     assert ran[0].module.number == 1 and ran[0].module.counter.count == 1  # it ran, on copies
     model(x)
     assert model.number == 1 and len(features) == 2
+
+
+class Attributes(dict[str, int]):
+    pass
+
+
+class Slotted:
+    __slots__ = ("__weakref__", "count")
+
+    def __init__(self) -> None:
+        self.count = 0
+
+
+class Pair(NamedTuple):
+    numbers: list[int]
+
+
+class Holding(nn.Module):
+    """Changes one of the things that it holds, and what it is given: not only plain containers."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.layer, self.kind, self.in_key, self.calls = nn.Linear(4, 4), kind, {nn.ReLU(): 0}, 0
+        self.attributes, self.slotted, self.pair, self.told = Attributes(count=0), Slotted(), Pair([0]), [0]
+        self.append, self.cached = self.told.append, lru_cache(self.called)
+        ahead = {
+            "count": itertools.count,
+            "generator": lambda: (one for one in range(9)),
+            "iterator": lambda: iter("ab"),
+        }
+        self.ahead = ahead.get(kind, lambda: None)()
+        cell = 0
+
+        def in_closure() -> int:
+            nonlocal cell
+            cell += 1
+            return cell
+
+        self.in_closure = in_closure
+
+    def called(self) -> None:
+        self.calls += 1
+
+    def forward(self, batch: Any) -> Tensor:
+        change: dict[str, Callable[[], Any]] = {
+            "subclass of dict": lambda: self.attributes.update(count=1),
+            "slots": lambda: setattr(self.slotted, "count", 1),
+            "named tuple": lambda: self.pair.numbers.append(1),
+            "method of a list": lambda: self.append(1),
+            "cache": lambda: self.cached(),
+            "closure": lambda: self.in_closure(),
+            "module as key": lambda: next(iter(self.in_key)).train(False),
+            "data of a weight": lambda: setattr(self.layer.weight, "data", torch.zeros(4, 4)),
+            "attribute of a weight": lambda: setattr(self.layer.weight, "scale", 2.0),
+        }
+        next(self.ahead) if self.ahead is not None else change[self.kind]()
+        batch.pop("labels")
+        y: Tensor = self.layer(batch["x"])
+        return y
+
+    def state(self) -> list[Any]:
+        cells: Any = self.in_closure.__closure__
+        ahead = [
+            repr(self.ahead),
+            operator.length_hint(self.ahead),
+            getattr(getattr(self.ahead, "gi_frame", 0), "f_lasti", 0),
+        ]
+        weight = [self.layer.weight.tolist(), dict(vars(self.layer.weight))]
+        held = [dict(self.attributes), self.slotted.count, *self.pair.numbers, *self.told, self.calls]
+        return [*ahead, *weight, *held, cells[0].cell_contents, next(iter(self.in_key)).training]
+
+
+COPIED = ["subclass of dict", "slots", "named tuple", "method of a list", "cache", "closure", "module as key"]
+
+
+@pytest.mark.parametrize("kind", [*COPIED, "data of a weight", "attribute of a weight"])
+def test_a_look_changes_nothing_that_a_model_holds_or_is_given(kind: str) -> None:
+    model, batch = Holding(kind), UserDict(x=torch.randn(6, 4), labels=torch.ones(6))
+    earlier = model.state()
+    look(model, (batch,), {}, lambda twin: None)
+    assert model.state() == earlier and "labels" in batch
+    model(batch)
+    assert model.state() != earlier and "labels" not in batch
+
+
+@pytest.mark.parametrize("kind", ["count", "generator", "iterator"])
+def test_a_model_that_holds_what_cannot_be_copied_is_not_run(kind: str) -> None:
+    model, batch = Holding(kind), UserDict(x=torch.randn(6, 4), labels=torch.ones(6))
+    earlier = model.state()
+    with pytest.raises(holter.problems.Complaint, match="cannot be copied"):
+        look(model, (batch,), {}, lambda twin: None)
+    assert model.state() == earlier and "labels" in batch
+
+
+def test_no_weight_of_a_twin_asks_for_gradients() -> None:
+    """Autocast would cache its cast, and the training's forward, in the same autocast, would get no gradient by it."""
+    net = nn.LSTM(4, 5)
+    twin: Any = Twin(net)
+    assert not any(weight.requires_grad for weight in twin.module.parameters())
+    assert all(
+        ref() is weight for ref, weight in zip(twin.module._flat_weight_refs, twin.module._flat_weights, strict=True)
+    )
+    assert all(weight.requires_grad for weight in net.parameters())
+
+
+def test_statistics_of_a_batch_norm_that_are_no_buffers_are_not_written_to() -> None:
+    """The schema of torch's operator does not say that it writes to them."""
+    model = nn.BatchNorm1d(4)
+    del model.running_mean
+    model.running_mean = nn.Parameter(torch.zeros(4), requires_grad=False)
+    with pytest.raises(holter.problems.Complaint, match="changes a tensor"):
+        look(model, (torch.randn(6, 4),), {}, lambda twin: None)
+    assert not model.running_mean.any()
+
+
+def test_looks_in_two_threads_at_once_leave_compilers_as_they_were() -> None:
+    both_ran = [threading.Event(), threading.Event()]
+
+    class First(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            assert both_ran[0].wait(10)
+            return super().forward(x)
+
+    class Second(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            both_ran[0].set()
+            assert both_ran[1].wait(10)
+            return super().forward(x)
+
+    def run(module: nn.Module) -> None:
+        look(module, (torch.ones(2, 2),), {}, lambda twin: None)
+
+    def stance() -> str:
+        return torch._dynamo.eval_frame._stance.stance
+
+    first, second = (threading.Thread(target=run, args=(kind(2, 2),)) for kind in (First, Second))
+    first.start()
+    while stance() == "default":
+        time.sleep(0.001)
+    second.start()
+    first.join()
+    within = stance()
+    both_ran[1].set()
+    second.join()
+    assert (within, stance()) == ("force_eager", "default")
+
+
+def test_twins_that_a_forward_keeps_are_not_made_again_and_again() -> None:
+    class Cached(Net):
+        @cache  # noqa: B019
+        def mask(self, size: int) -> int:
+            return size
+
+        def forward(self, x: Tensor, *, scale: float = 1.0) -> Tensor:
+            self.mask(len(x))
+            return super().forward(x, scale=scale)
+
+    _, _, monitor = trained("before", True, build=Cached)
+    assert sum(type(one) is Cached for one in gc.get_objects()) <= 2
+    assert "keeps the module that it ran on" in notes_of(monitor)[-1] and seen(monitor)
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])

@@ -193,6 +193,15 @@ def test_an_attribute_of_a_users_own_keeps_its_name() -> None:
     assert [name for name, _ in all_parameters(model)] == [name for name, _ in model.named_parameters()]
 
 
+@pytest.mark.parametrize("base", [nn.Module, nn.DataParallel])
+def test_no_two_parameters_share_a_name(base: Any) -> None:
+    """What has parameters of its own is no mere wrapper."""
+    model = base(nn.Linear(2, 2)) if base is nn.DataParallel else base()
+    setattr(model, "module" if base is nn.DataParallel else "_orig_mod", nn.Linear(2, 2))
+    model.weight = nn.Parameter(torch.ones(2))
+    assert [name for name, _ in named_parameters(model)] == [name for name, _ in model.named_parameters()]
+
+
 def test_shared_modules_and_one_that_holds_its_parent_have_torchs_names() -> None:
     shared = nn.Linear(2, 2)
     model = nn.ModuleDict({"a": shared, "b": nn.Sequential(shared, nn.ReLU())})
