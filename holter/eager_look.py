@@ -10,10 +10,10 @@ random numbers, modes and autocast as they are there. The training does not noti
 - The autocast cache is off meanwhile: the training's forward would use weights that were cast without gradients.
 - Compilers are told to stand aside: other sizes would make them compile for changing ones.
 - A user's hooks do not run, since they may collect what they see; if they change outputs, the look does not show it.
+- Variables of its Python files, and attributes of its classes, are put back.
 
-What no copy can undo is left: a forward that prints, writes a file, calls another machine or changes variables of its
-Python file or attributes of its class does so once more. Other threads that run compiled code meanwhile run it
-uncompiled.
+What cannot be undone is left: a forward that prints, writes a file or calls another machine does so once more. Other
+threads that run compiled code meanwhile run it uncompiled.
 
 Off where several processes train, since a forward may contain collectives; in CUDA graphs; on other devices than CPU
 and CUDA. The first failure is told once, in a note, and the look is not tried again.
@@ -37,6 +37,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from holter.modules import modules_in, parameters_in, unwrapped
 from holter.problems import Complaint
 from holter.sampling import Samples, first_samples
+from holter.surroundings import Surroundings
 from holter.twin import Twin
 
 _UNSAID = ("running_mean", "running_var")  # a batch norm writes to them, and its schema does not say so
@@ -89,8 +90,12 @@ def _run(model: nn.Module, samples: Samples, attach: Attach) -> Samples:
         twin = Twin(unwrapped(model))
         args, kwargs = twin.copy(samples.args), twin.copy(samples.kwargs)
         attach(twin)
-        with _Guard(twin.tensors):
-            twin.module(*args, **kwargs)
+        surroundings = Surroundings(twin.module)
+        try:
+            with _Guard(twin.tensors):
+                twin.module(*args, **kwargs)
+        finally:
+            surroundings.put_back()
     return samples
 
 

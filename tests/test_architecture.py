@@ -53,6 +53,7 @@ TORCH_SIDE = (
     "holter.eager_look",
     "holter.sampling",
     "holter.twin",
+    "holter.surroundings",
     "holter.attention",
     "holter.layer_roles",
     "holter.machine",

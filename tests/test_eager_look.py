@@ -351,6 +351,40 @@ def test_a_look_changes_nothing_that_a_model_holds_or_is_given(kind: str) -> Non
     assert model.state() != earlier and "labels" not in batch
 
 
+LOSSES: list[float] = []
+CALLS = 0
+
+
+def tell(loss: float) -> None:
+    global CALLS, NEW
+    CALLS, NEW = CALLS + 1, 1
+    LOSSES.append(loss)
+
+
+class Telling(nn.Linear):
+    """As mixtures of experts collect the losses that balance them."""
+
+    made, calls = [0], 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x)
+        tell(float(y.mean()))
+        type(self).calls += 1
+        self.made.append(1)
+        return y
+
+
+def test_a_look_changes_no_variable_of_a_file_and_no_attribute_of_a_class() -> None:
+    def told() -> list[Any]:
+        return [*LOSSES, CALLS, "NEW" in globals(), Telling.calls, *Telling.made]
+
+    model, x, earlier = nn.Sequential(Telling(2, 2)), torch.ones(1, 2), told()
+    look(model, (x,), {}, lambda twin: None)
+    assert told() == earlier
+    model(x)
+    assert told() != earlier
+
+
 @pytest.mark.parametrize("kind", ["count", "generator", "iterator"])
 def test_a_model_that_holds_what_cannot_be_copied_is_not_run(kind: str) -> None:
     model, batch = Holding(kind), UserDict(x=torch.randn(6, 4), labels=torch.ones(6))
