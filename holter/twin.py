@@ -111,7 +111,7 @@ class Twin:
             return OrderedDict(kept)
         if name.endswith("_hooks"):
             return OrderedDict()
-        return copy.copy(value) if name in _TORCHS_OWN and not value else self.copy(value)
+        return type(value)() if name in _TORCHS_OWN and not value else self.copy(value)
 
     def _undecorate(self, module: nn.Module, twin: nn.Module) -> None:
         """A class may have `@torch.compile` on its forward."""
