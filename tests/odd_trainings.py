@@ -355,6 +355,14 @@ class Lamb(Steps):
 class Prodigy(Steps):
     """Begins with far too short steps and makes them longer; its rate is a factor, 1 as a rule."""
 
+    growth, most = 1.02, 1e-2
+
     def length(self, group: dict[str, Any], weight: Tensor, step: Tensor) -> float:
-        group["d"] = min(1.02 * group["d"], 1e-2)
+        group["d"] = min(self.growth * group["d"], self.most)
         return float(group["lr"] * group["d"])
+
+
+class RunawayProdigy(Prodigy):
+    """Makes them longer without end."""
+
+    growth, most = 1.1, math.inf

@@ -29,3 +29,8 @@ def test_values_that_diverge_have_nothing_to_do_with_zero_grad_clips_or_logits()
 
 def test_a_rate_a_hundred_times_too_high_is_what_made_the_units_dead() -> None:
     assert alarms(wild.q_learning(rate=0.1), 60)[:1] == ["lr-too-high"]
+
+
+def test_values_that_have_grown_a_thousandfold_are_told() -> None:
+    """Little by little, so that no step of it is unusual."""
+    assert alarms(wild.q_learning(5e-3, later=1.2, targets_every=1), 240)[:1] == ["lr-too-high"]

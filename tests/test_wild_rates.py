@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional as F
 from torch.optim import SGD, Adam
 
@@ -48,9 +51,28 @@ def _adam(parameters: object) -> torch.optim.Optimizer:
     ("training", "cause"),
     [
         (regression(optimizer=lambda p: wild.Lamb(p, 1.0)), "lr-too-high"),
+        (regression(optimizer=lambda p: wild.RunawayProdigy(p, 1.0, d=1e-4)), "lr-too-high"),
         (regression(optimizer=lambda p: Adam(p, 0.5)), "lr-too-high"),
         (regression(optimizer=lambda p: Adam(p, 3e-3, eps=1.0)), "adam-eps-dominates"),
     ],
 )
 def test_what_is_wrong_with_a_rate_is_still_named(training: Training, cause: str) -> None:
     assert alarms(training, 60)[:1] == [cause]
+
+
+def test_units_that_the_loss_can_do_without_are_a_note() -> None:
+    """All but a few of a layer's units die, and the loss comes down to a hundredth of what it was."""
+
+    def training() -> tuple[nn.Module, torch.optim.Optimizer, Iterator[wild.Logged]]:
+        model, optimizer, course = regression(optimizer=lambda p: Adam(p, 1e-2))()
+
+        def changed() -> Iterator[wild.Logged]:
+            for step, logged in enumerate(course):
+                if step == 2:
+                    with torch.no_grad():
+                        model.get_parameter("2.bias")[:58].sub_(30)
+                yield logged
+
+        return model, optimizer, changed()
+
+    assert "dead-relu" not in alarms(training, 100)

@@ -11,6 +11,7 @@ from holter.diagnosis.events import Event
 from holter.diagnosis.suspicion import Case
 from holter.series import Floats, Integers, Series, known_median, median
 
+FAR = 0.1  # of its size that a step moves a weight by
 _FINDS_ITS_RATE = re.compile(r"(?i)dadapt|prodigy|dog$|dowg|cocob|mechanic")
 
 
@@ -95,6 +96,12 @@ def typical_now(chart: Chart, role: str, statistic: str) -> float:
     names, values = chart.now(role, statistic)
     chosen = _matrices_in(chart, names)
     return known_median(values[chosen] if chosen else values)
+
+
+def moved_far(chart: Chart, since: int) -> bool:
+    """Whether a step at or shortly before this one was of the size of the weights."""
+    steps, sizes = typical_of(chart, "update", "ratio")
+    return bool((sizes[(steps >= since - 12) & (steps <= since)] > FAR).any())
 
 
 @until_news

@@ -5,6 +5,7 @@ from __future__ import annotations
 from holter.diagnosis.causes import (
     data,
     depth,
+    divergence,
     growth,
     loop,
     losses,
@@ -24,6 +25,7 @@ RULES: tuple[Rule, ...] = (
     *rates.RULES,
     *optimizers.RULES,
     *loop.RULES,
+    *divergence.RULES,
     *depth.RULES,
     *units.RULES,
     *wiring.RULES,

@@ -18,7 +18,7 @@ from holter.diagnosis.causes.batches import (
     targets_of,
 )
 from holter.diagnosis.chart import Chart, column, until_news
-from holter.diagnosis.evidence import data_is_usual, rate_is_flat, typical_of
+from holter.diagnosis.evidence import data_is_usual, moved_far, rate_is_flat, typical_of
 from holter.diagnosis.suspicion import Case, Kind, Suspicion
 from holter.record import is_validation
 from holter.series import Floats, Integers, Series, known_median, overall_median, spread
@@ -97,7 +97,7 @@ def _thrown_back(case: Case, steps: Integers, losses: Floats, guess: float) -> I
         return
     if not data_is_usual(case, since) or labels_changed(case.chart, since) or _model_was_changed(case, since):
         return
-    if not _targets_are_steady(case.chart, since):
+    if not _targets_are_steady(case.chart, since) or moved_far(case.chart, since):
         return
     # Labels show in the same step in which they are wrong: what gradients knew before has another reason.
     if any(since - 12 <= e.since < since - 3 for e in case.events.of("gradient_norm", direction=1)):

@@ -8,7 +8,7 @@ import numpy as np
 
 from holter.diagnosis.anatomy import ROOT, began, is_upstream, output_matrix, owner
 from holter.diagnosis.chart import Chart, last_of, until_news
-from holter.diagnosis.evidence import matrices, most_zeros
+from holter.diagnosis.evidence import most_zeros, moved_far
 from holter.diagnosis.suspicion import Case, Kind, Suspicion
 from holter.series import Flags, Floats, Series, logs, median, overall_median
 from holter.words import number, share
@@ -17,10 +17,10 @@ from holter.words import number, share
 _DEAD_AT_ONCE, _DEAD_LASTING, _ALL = 0.9, 0.65, 0.95
 _RISES = ("loss", "gradient_norm", "gradient/norm", "update/ratio", "batch/std", "batch/abs_max")  # what may kill
 _STEPS = 8  # for which the gradient of a bias must have been zero for so many units
+_COME_DOWN = 0.3  # of the loss when they died
 _SATURATED, _MOSTLY = 0.8, 0.5
 # Powers of ten by which rank and spread must have fallen together, and each of them; and how low they must be by now.
 _FELL, _BOTH, _RANK, _SPREAD = 0.5, 0.15, 3.0, 0.35
-_FAR = 0.1  # of its size that a step moves a weight by
 _MOVED = 1.5  # times its usual number of examples, between looks: an expert has as many as it is given
 _MASSIVE = 30.0  # times the rms: one such value makes a rank of one, and is healthy
 
@@ -157,7 +157,7 @@ def _looks_alive(case: Case, since: int) -> bool:
 def _dead(case: Case, layer: str, seen_at: str, part: float, since: int) -> Suspicion:
     """An end state, unless all died at once and nothing went before that: then there is nothing else to look for."""
     rises = [e for name in _RISES for e in case.events.of(name, direction=1, since=since - 20) if e.since < since]
-    is_first = part >= 0.9 and not rises and not _moved_far(case.chart, since)
+    is_first = part >= 0.9 and not rises and not moved_far(case.chart, since)
     return Suspicion(
         "dead-relu",
         "layer",
@@ -165,7 +165,7 @@ def _dead(case: Case, layer: str, seen_at: str, part: float, since: int) -> Susp
         0.95 if is_first else 0.85 if part >= 0.9 else 0.65,
         Kind.PATTERN if is_first else Kind.STATE,
         layer,
-        "critical" if part >= 0.9 else "warning",
+        _severity(case.chart, part, since),
         {"dead": part, "seen_at": seen_at},
         f"{share(part)} of the units of {layer} are zero for every example, so nothing can change them: call "
         f"holter.replace_activations(model, new=lambda: nn.LeakyReLU(0.1)), start {layer}'s bias at 0, and lower the "
@@ -174,11 +174,13 @@ def _dead(case: Case, layer: str, seen_at: str, part: float, since: int) -> Susp
     )
 
 
-def _moved_far(chart: Chart, since: int) -> bool:
-    """Whether a step shortly before it was of the size of the weights: then it is that which killed them."""
-    ratios = chart.table("update", "ratio")
-    near = (ratios.steps >= since - 12) & (ratios.steps <= since)
-    return bool(near.any() and (median(ratios.values[near][:, matrices(chart, ratios)].T) > _FAR).any())
+def _severity(chart: Chart, part: float, since: int) -> str:
+    """A note where the loss has come far down since: the units that are left are enough."""
+    losses = chart.scalar("loss")
+    was, now = losses.before(since, _STEPS)[:, 0], losses.values[-_STEPS:, 0]
+    if part < 1 and len(was) and (was > 0).all() and overall_median(now) < _COME_DOWN * overall_median(was):
+        return "info"
+    return "critical" if part >= 0.9 else "warning"
 
 
 def _layer_before(chart: Chart, modules: Sequence[str], place: int) -> str:
