@@ -13,6 +13,20 @@ from torch.optim import SGD, Adam
 from tests import odd_trainings as wild
 from tests.odd_trainings import Training, alarms, regression
 
+
+def _line(model: nn.Linear, weight: float, rate: float = 1e-2) -> tuple[nn.Module, Adam, Iterator[wild.Logged]]:
+    """Learnt slowly: at first the loss goes up and down with what is in the batches."""
+    nn.init.constant_(model.weight, weight)
+    optimizer = Adam(model.parameters(), rate)
+
+    def course() -> Iterator[wild.Logged]:
+        while True:
+            x = torch.randn(32, model.in_features)
+            yield wild.stepped(optimizer, F.mse_loss(model(x), 3 * x[:, :1]), inputs=x)
+
+    return model, optimizer, course()
+
+
 SOUND: dict[str, tuple[Training, int]] = {
     "a first step that goes a little too far": (regression(optimizer=lambda p: Adam(p, 3e-2)), 60),
     "Adadelta at its own rate": (regression(optimizer=torch.optim.Adadelta), 60),
@@ -22,6 +36,7 @@ SOUND: dict[str, tuple[Training, int]] = {
         60,
     ),
     "units that nothing uses": (regression(lambda p, y: F.mse_loss(p[:, :1], y), outputs=400), 60),
+    "one weight, near zero": (lambda: _line(nn.Linear(1, 1, bias=False), 0.02), 30),
     "one example a step": (regression(optimizer=lambda p: SGD(p, 1e-2), size=1), 120),
     "two examples a step, of classes": (
         regression(F.cross_entropy, lambda p: Adam(p, 3e-3), wild.classes, outputs=4, size=2),
@@ -53,6 +68,7 @@ def _adam(parameters: object) -> torch.optim.Optimizer:
         (regression(optimizer=lambda p: wild.Lamb(p, 1.0)), "lr-too-high"),
         (regression(optimizer=lambda p: wild.RunawayProdigy(p, 1.0, d=1e-4)), "lr-too-high"),
         (regression(optimizer=lambda p: Adam(p, 0.5)), "lr-too-high"),
+        (lambda: _line(nn.Linear(1, 1, bias=False), 0.0, 30.0), "lr-too-high"),
         (regression(optimizer=lambda p: Adam(p, 3e-3, eps=1.0)), "adam-eps-dominates"),
     ],
 )

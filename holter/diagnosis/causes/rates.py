@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from holter.diagnosis.anatomy import elements, fan_in
 from holter.diagnosis.causes.batches import guess_loss
 from holter.diagnosis.chart import Chart, column, until_news
 from holter.diagnosis.evidence import (
@@ -31,6 +32,8 @@ _FIRST, _LOST = 6, 0.01  # steps after which, and gradient that is left where, a
 _GROWN = 3.0  # times their first size: weights that run away
 _WHOLE = 0.75  # of a weight's size, in one step: nothing that it was made for is left
 _SPIKE = 1.0  # times the size of the loss, by which it must rise
+_SPIKED = 2.0  # times its start: what a loss does not reach by the chance of its batches
+_SMALL, _SINGLE = 0.1, 8  # of the size that keeps a signal its own; and numbers of a weight that says something
 _FEW = 32.0  # examples whose mean loss says something
 _OPENING = 60  # steps in which a rate that is wrong from the start shows
 
@@ -88,7 +91,7 @@ def too_high(case: Case) -> Iterator[Suspicion]:
         (_knocked_out(chart), "most layers have next to no gradient since"),
     )
     bad, what = next((harm for harm in harms if harm[0] is not None), (None, ""))
-    if bad is None:
+    if bad is None or (bad <= _SPIKED and not _have_size(chart)):
         return
     _, cosines = typical_of(chart, "update", "cosine")
     one_way = len(cosines) > 1 and bool((cosines[-2:] > 0.9).all())  # too long steps go to and fro
@@ -125,6 +128,20 @@ def _first_ratios(chart: Chart) -> tuple[Integers, Floats]:
     with np.errstate(all="ignore"):
         typical = median((ratios.opening[:, chosen] if chosen else ratios.opening).T)
     return ratios.opening_steps[np.isfinite(typical)], typical[np.isfinite(typical)]
+
+
+@until_news
+def _have_size(chart: Chart) -> bool:
+    """Whether half of the matrices began with a size to change: of a single number, and of weights that begin at or
+    near zero, a step of any rate is a large part."""
+    norms = chart.table("update", "weight_norm")
+    if not len(norms):
+        return True
+    names = [norms.names[place] for place in matrices(chart, norms)]
+    counts = np.array([max(1, elements(chart, [name])) for name in names])
+    usual = np.sqrt(counts / np.array([fan_in(chart, name) for name in names]))
+    first = norms.opening[0, matrices(chart, norms)]
+    return bool(((first > _SMALL * usual) & (counts >= _SINGLE)).mean() >= 0.5)
 
 
 @until_news
