@@ -19,6 +19,7 @@ _RISES = ("loss", "gradient_norm", "gradient/norm", "update/ratio", "batch/std",
 _STEPS = 8  # for which the gradient of a bias must have been zero for so many units
 _COME_DOWN = 0.3  # of the loss when they died
 _SATURATED, _MOSTLY = 0.8, 0.5
+_TAUGHT = 0.25  # of the gradient before
 # Powers of ten by which rank and spread must have fallen together, and each of them; and how low they must be by now.
 _FELL, _BOTH, _RANK, _SPREAD = 0.5, 0.15, 3.0, 0.35
 _MOVED = 1.5  # times its usual number of examples, between looks: an expert has as many as it is given
@@ -238,14 +239,15 @@ def saturated(case: Case) -> Iterator[Suspicion]:
             continue
         name = shares.names[place]
         layer = _layer_before(chart, shares.names, place)
+        since = _since(case, shares, place, shares.values[:, place] >= _MOSTLY)
         yield Suspicion(
             "saturated-activation",
             "layer",
-            _since(case, shares, place, shares.values[:, place] >= _MOSTLY),
+            since,
             0.85 if now[place] >= _SATURATED else 0.65,
             Kind.STATE,
             name,
-            "warning",
+            "info" if _is_still_taught(chart, layer, since) else "warning",
             {"saturated": float(now[place]), "layer_before": layer},
             f"{share(float(now[place]))} of the values of {name} are at its bounds, where it passes no gradient: put "
             f"a LayerNorm before it, scale {layer} down (holter.init_weights starts it right), or call "
@@ -253,6 +255,17 @@ def saturated(case: Case) -> Iterator[Suspicion]:
             "It worked if fewer than 20 % of its values are at the bounds.",
         )
         return
+
+
+def _is_still_taught(chart: Chart, layer: str, since: int) -> bool:
+    """Whether what comes before still gets a good part of the gradient that it got before the values were at their
+    bounds: a critic's last layer may have to be there."""
+    norms = chart.table("gradient", "norm")
+    places = [place for place, name in enumerate(norms.names) if owner(name) == layer and chart.is_matrix(name)]
+    before = norms.before(since, 32)[:, places]
+    if len(before) < _STEPS or not places:
+        return False
+    return bool((median(norms.values[-_STEPS:, places]) > _TAUGHT * median(before)).all())
 
 
 # Collapsed ------------------------------------------------------------------------------------------------------
