@@ -257,7 +257,7 @@ def export(
             return
         from holter.export import export as export_run
 
-        exported = export_run(opened, form, output)
+        exported = export_run(opened, form, output, lambda damage: click.echo(damage, err=True))
     except OSError as error:
         raise ValueError(f"cannot write {about(error)}. Name a directory you may write with -o") from error
     for file in exported:
@@ -265,6 +265,7 @@ def export(
 
 
 def _send(run: Run, tool: str, directory: Path, layers: str, steps: str, project: str | None) -> None:
+    from holter.damage import told_of
     from holter.send import WAYS_OUT, NotSent, records_in, send, span
     from holter.sinks.naming import make
 
@@ -279,6 +280,8 @@ def _send(run: Run, tool: str, directory: Path, layers: str, steps: str, project
     except NotSent as error:
         raise ValueError(f"{tool} failed with {error}: {WAYS_OUT[tool]}") from None
     place = f"tensorboard: {directory / 'tensorboard'}" if tool == "tensorboard" else tool
+    if damage := told_of(run.damage, run.unreadable_bytes):
+        click.echo(damage, err=True)
     click.echo(f"{sent:,} steps and {findings} finding{'s' * (findings != 1)} sent to {place}")
 
 

@@ -6,6 +6,7 @@ Data is never code: nothing is read here but numbers and JSON.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, replace
@@ -16,7 +17,8 @@ import numpy.typing as npt
 from safetensors import SafetensorError
 from safetensors import numpy as safetensors_numpy
 
-from holter.record import Ending, Entry, LayerRows, Problem, Record
+from holter.proportion import Proportion
+from holter.record import MOST_STEPS, Ending, Entry, LayerRows, Problem, Record
 from holter.statistics.histogram import SIZE, Histograms
 from holter.statistics.rows import COLUMNS, Rows
 
@@ -130,9 +132,15 @@ class Encoder:
 
 
 class Decoder:
-    """Decodes the blobs of one file, in their order. A blob that is no entry raises ValueError."""
+    """Decodes the blobs of one file, in their order. A blob that is no entry raises ValueError.
 
-    def __init__(self) -> None:
+    Of records that would take too much memory for a file of `size` bytes a part is left out, and `left_out` counts it.
+    """
+
+    def __init__(self, size: float = math.inf) -> None:
+        self.size, self.left_out = size, 0
+        self._proportion = Proportion()
+        self._names: dict[str, str] = {}  # of scalars: one object for all records that have it
         self._layers: dict[int, Layers] = {}
         self._newest: dict[str, Layers] = {}  # of each role; tables before it are its beginning
 
@@ -159,7 +167,10 @@ class Decoder:
         if kind == "problem":
             return Problem(**fields)
         if kind == "record":
-            return self._record(words, arrays, partly)
+            found = self._record(words, arrays, partly)
+            fitting = self._proportion.fit(found, self.size)
+            self.left_out += fitting is not found
+            return fitting
         raise ValueError(f"unknown kind of entry {kind!r}")
 
     def _take_table(self, number: int, role: str, names: Layers) -> None:
@@ -169,6 +180,8 @@ class Decoder:
             self._newest[role] = self._layers[number]
 
     def _record(self, words: Mapping[str, Any], arrays: Arrays, partly: bool) -> Record:
+        if max(abs(words["step"]), abs(words["segment"])) >= MOST_STEPS:
+            raise ValueError(f"no training has a step {words['step']} in segment {words['segment']}")
         if len(words["roles"]) > _MOST_ROLES:
             raise ValueError("more roles than a record can have")
         rows = {}
@@ -181,7 +194,7 @@ class Decoder:
         return Record(
             step=words["step"],
             time=words["time"],
-            scalars=_scalars(words, arrays),
+            scalars={self._names.setdefault(name, name): one for name, one in _scalars(words, arrays).items()},
             rows=rows,
             notes=dict(zip(words["notes"], _names(list(words["notes"].values())), strict=True)),
             segment=words["segment"],

@@ -23,6 +23,7 @@ class Damage:
     repeated: int = 0  # that stand again where they do not belong; each is read once
     moved: int = 0  # that stand elsewhere; they are read in the order in which they were written
     foreign: int = 0  # of another journal; they are not read
+    excessive: int = 0  # that have more than a file of this size can have; that is left out
     unreadable_bytes: int = 0
 
     def __bool__(self) -> bool:
@@ -47,7 +48,10 @@ class Damage:
         return (Problem(0, 0.0, "read all of its journals", f"{self.words}; the rest was read"),) if self else ()
 
 
-_KINDS = {name: name for name in ("damaged", "missing", "repeated", "moved")} | {"foreign": "of another journal"}
+_KINDS = {name: name for name in ("damaged", "missing", "repeated", "moved")} | {
+    "foreign": "of another journal",
+    "excessive": "with more layers or values than a file of this size can have, which are left out",
+}
 
 
 def told_of(damage: Damage, unreadable_bytes: int) -> str:

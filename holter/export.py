@@ -19,6 +19,7 @@ from typing import Any, BinaryIO, Protocol
 
 import numpy as np
 
+from holter.damage import Damage, told_of
 from holter.journal import JournalReader
 from holter.record import LayerRows, Record
 from holter.run import Run
@@ -59,8 +60,13 @@ class Exported:
     lines: int
 
 
-def export(run: Run, form: str, directory: Path | None = None) -> list[Exported]:
-    """Writes the tables of a run as `<directory>/<run>.<table>.<form>`; into RUN/export where none is named."""
+def export(
+    run: Run, form: str, directory: Path | None = None, tell: Callable[[str], None] = lambda damage: None
+) -> list[Exported]:
+    """Writes the tables of a run as `<directory>/<run>.<table>.<form>`; into RUN/export where none is named.
+
+    `tell` is given a sentence about what of its journals could not be read.
+    """
     if form not in WRITERS:
         raise ValueError(f"cannot export to {form!r}: there are {', '.join(WRITERS)}")
     name = run.path.resolve().name
@@ -71,21 +77,25 @@ def export(run: Run, form: str, directory: Path | None = None) -> list[Exported]
         with ExitStack() as closing:
             for table in TABLES:
                 files[table.name].open(WRITERS[form], table, closing)
-            for rank, record in _stream(run):
+            readers = [(rank, JournalReader(path)) for rank, path in run.journals]
+            for rank, record in _stream(readers):
                 for table, lines in _lines_of(name, rank, record):
                     files[table.name].add(lines)
             for file in files.values():
                 file.flush()
+        damage = sum((reader.damage for _, reader in readers), Damage())
+        if told := told_of(damage, sum(reader.unreadable_bytes for _, reader in readers)):
+            tell(told)
         return [file.publish() for file in files.values()]
     finally:
         for file in files.values():
             file.draft.unlink(missing_ok=True)
 
 
-def _stream(run: Run) -> Iterator[tuple[int, Record]]:
+def _stream(readers: Sequence[tuple[int, JournalReader]]) -> Iterator[tuple[int, Record]]:
     """Every record of every rank, one at a time."""
-    for rank, path in run.journals:
-        for entry in JournalReader(path).read():
+    for rank, reader in readers:
+        for entry in reader.read():
             if isinstance(entry, Record):
                 yield rank, entry
 

@@ -124,6 +124,7 @@ class JournalReader:
         self._number: int | None = None  # of the file
         self._reserve: int | None = None  # where room for an ending is
         self._ending: list[Problem | Ending] = []  # what was said there
+        self._short_at = 0  # the size of the file when it was too small for all that its records have
         self._has_all_tables = False  # they were looked for in all of the file
         self._decoder = Decoder()
 
@@ -138,7 +139,7 @@ class JournalReader:
             found = os.fstat(file.fileno())
             if not self._goes_on(file, found.st_size):
                 self._start_over()
-            self._size = found.st_size
+            self._size = self._decoder.size = found.st_size
             if not self._expected:
                 self._number = file_number(file, self.path)
                 self._offset = BEGIN if self._number is not None else 0
@@ -147,6 +148,8 @@ class JournalReader:
 
     def _goes_on(self, file: BinaryIO, size: int) -> bool:
         """Whether this is still the file that was read before, or one that begins like it."""
+        if self._short_at and size > 2 * self._short_at:  # what was left out may find room now
+            return False
         begin, head = self._last
         return size >= self._offset and os.pread(file.fileno(), len(head), begin) == head
 
@@ -203,6 +206,7 @@ class JournalReader:
     def _decoded(self, file: BinaryIO, frame: Frame) -> Entry | None:
         if not frame.number:
             self._reserve = frame.place
+        left_out = self._decoder.left_out
         try:
             return self._decoder.decode(frame.blob)
         except UnknownLayers:
@@ -211,6 +215,10 @@ class JournalReader:
         except ValueError:  # whole, and yet no entry
             self.damage += Damage(damaged=1, unreadable_bytes=frame.end - frame.place)
             return None
+        finally:
+            if self._decoder.left_out > left_out:
+                self.damage += Damage(excessive=1)
+                self._short_at = self._short_at or self._size
 
     def _find_tables(self, file: BinaryIO) -> None:
         """Tables are repeated: where one was lost, another says the same."""

@@ -294,7 +294,7 @@ def _telling(places: list[int], most: int) -> list[int]:
 
 
 def _decoded(file: BinaryIO, end: int, tables: Iterable[int], places: Iterable[int]) -> Iterator[Entry]:
-    decoder = Decoder()
+    decoder = Decoder(end)
     for place in itertools.chain(tables, places):
         try:
             frame = read_frame(file, place, end)

@@ -29,9 +29,10 @@ _STATISTICS = ("count", "norm", "mean", "std", "rms", "min", "max", "zero_share"
 
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Layer:
     """One layer in one role: as it was last measured, and how its measure got there."""
 
@@ -115,7 +116,7 @@ def _role(history: History, role: str, kinds: Mapping[str, str]) -> Role:
     groups: dict[str, list[_Rows]] = {}
     for rows in all_rows:
         groups.setdefault(kinds.get(rows.layer, "layers"), []).append(rows)
-    siblings = {kind: _siblings(kind, [rows.measure[-1] for rows in group]) for kind, group in groups.items()}
+    siblings = {kind: _siblings(kind, [rows.last for rows in group]) for kind, group in groups.items()}
     zero_is_odd = role != "weight"  # zero is what biases begin with
     shapes = {layer: shape_of(histogram).kind for layer, (_, histogram) in last_histograms(history, role).items()}
     layers = [
@@ -146,15 +147,31 @@ def _siblings(kind: str, values: list[float]) -> Siblings:
     return Siblings(kind, len(values), float(np.median(usual)), _ratio(max(usual), min(usual)))
 
 
-@dataclass(frozen=True)
-class _Rows:
-    """One layer at the steps at which it was measured: [s] each."""
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """All layers of a role at all steps: [s] and [s, n] each."""
 
-    layer: str
     steps: Integers
     measure: Floats
     statistics: Mapping[str, Floats]
     extras: Mapping[str, Floats]
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """One layer at the steps at which it was measured: [s] each, taken from the table when they are asked for."""
+
+    layer: str
+    place: int
+    table: _Table
+
+    @property
+    def seen(self) -> Flags:
+        return ~np.isnan(self.table.statistics["count"][:, self.place])
+
+    @property
+    def last(self) -> float:
+        return float(self.table.measure[self.seen, self.place][-1])
 
 
 def _rows_of(history: History, role: str, measure: str) -> list[_Rows]:
@@ -167,30 +184,27 @@ def _rows_of(history: History, role: str, measure: str) -> list[_Rows]:
     statistics["norm"] = np.where(is_empty, np.nan, statistics["norm"])
     values = {**statistics, **extras}[measure]
     values = np.where(np.isinf(values), np.nan, values)  # a ratio to weights that are zero
-    measured = ~np.isnan(statistics["count"])
+    measured: Flags = np.asarray((~np.isnan(statistics["count"])).any(axis=0))
+    table = _Table(steps, values, statistics, extras)
     return [
-        _Rows(
-            name,
-            steps[seen],
-            values[seen, i],
-            {key: column[seen, i] for key, column in statistics.items()},
-            {key: column[seen, i] for key, column in extras.items()},
-        )
-        for i, (name, seen) in enumerate(zip(names, measured.T, strict=True))
-        if seen.any()
+        _Rows(name, place, table)
+        for place, (name, is_measured) in enumerate(zip(names, measured.tolist(), strict=True))
+        if is_measured
     ]
 
 
 def _layer(rows: _Rows, siblings: Siblings, zero_is_odd: bool, shape: str | None) -> Layer:
-    values, statistics = rows.measure, rows.statistics
+    table, place, seen = rows.table, rows.place, rows.seen
+    steps, values = table.steps[seen], table.measure[seen, place]
+    statistics = {name: column[seen, place] for name, column in table.statistics.items()}
     known = values[np.isfinite(values)]
-    bad = rows.steps[statistics["nonfinite"] > 0]
+    bad = steps[statistics["nonfinite"] > 0]
     last = {name: float(column[-1]) for name, column in statistics.items()}
     return Layer(
         layer=rows.layer,
         kind=siblings.kind,
-        step=int(rows.steps[-1]),
-        looks=len(rows.steps),
+        step=int(steps[-1]),
+        looks=len(steps),
         value=float(values[-1]),
         siblings=_ratio(values[-1], siblings.median) if values[-1] or zero_is_odd else math.nan,
         change=_ratio(values[-1], values[0]),
@@ -200,7 +214,7 @@ def _layer(rows: _Rows, siblings: Siblings, zero_is_odd: bool, shape: str | None
         **{name: last[name] for name in ("norm", "mean", "std", "rms", "min", "max", "zero_share")},
         nonfinite=int(statistics["nonfinite"].sum()),
         nonfinite_since=int(bad[0]) if len(bad) else None,
-        extras={name: _last_known(column) for name, column in rows.extras.items()},
+        extras={name: _last_known(column[seen, place]) for name, column in table.extras.items()},
         shape=shape,
         values=values,
     )

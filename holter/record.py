@@ -21,6 +21,7 @@ from holter.statistics.rows import Rows
 Floats = npt.NDArray[np.float64]
 
 FORMAT = 2  # of the journal's entries; raised when an older reader would misread a newer one
+MOST_STEPS = 1 << 53  # a step a nanosecond for a hundred days; float64 counts no farther without gaps
 EXECUTION_ORDER = "execution_order"  # a note: modules and parameters as they first ran, a list in JSON
 ACTIVATIONS = "activations"  # a note: how they were seen outside the training's own forward, or why they were not
 ACTIVATION_DTYPES = "activation_dtypes"  # a note: dtype -> the layers whose output has it, in JSON; at each change

@@ -16,7 +16,7 @@ Integers = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 
 RECENT = 512  # values of a series that are kept
-_FIRST = 16  # rows that it begins with; RECENT is a multiple of it, by a power of two
+_FIRST = 4  # rows that it begins with; RECENT is a multiple of it, by a power of two
 OPENING = 64  # of its first ones
 TINY = 1e-30  # on a log scale, what is smaller counts as this much
 
@@ -157,12 +157,14 @@ class Baseline:
     """
 
     MEMORY, LEVEL, LEAST = 48, 16, 8  # values remembered, those that make the level, those needed for a judgement
+    _FEW = 2  # of which room is made for at first: a wide model may have been measured once
     _EVERY = 8  # the usual changes slowly: it is found anew after so many values
 
     def __init__(self, layers: int, floor: float = 0.03) -> None:
         self._floor = floor  # a spread below this many powers of ten is rounding
-        self._levels = np.full((self.LEVEL, layers), np.nan)
-        self._residuals = np.full((self.MEMORY, layers), np.nan)
+        self._levels = np.full((self._FEW, layers), np.nan)
+        self._residuals = np.full((self._FEW, layers), np.nan)
+        self._rows = 0  # of these that are needed, as none of the series has more values
         self.count = np.zeros(layers, dtype=np.int64)  # values that made it
         self._outside = np.zeros(layers, dtype=np.int64)  # in a row
         self._age, self._changed = 0, np.zeros(layers, dtype=bool)  # values since it was found last, and whose
@@ -189,6 +191,7 @@ class Baseline:
         NaN is for what was not measured; a value that is not a number is infinite.
         """
         places = np.arange(len(self.count)) if places is None else places
+        self._make_room(1)
         count, level = self.count[places], self.level[places]
         is_usual = np.isfinite(level)
         with np.errstate(invalid="ignore"):
@@ -218,6 +221,7 @@ class Baseline:
         count, away = self.count[places], values - self.level[places]
         if not (np.abs(away) <= limit * self.scale[places]).all():
             return False
+        self._make_room(len(values))
         counts = count + np.arange(len(values))[:, None]
         self._levels[counts % self.LEVEL, places] = values
         self._residuals[counts % self.MEMORY, places] = away
@@ -237,6 +241,13 @@ class Baseline:
     def is_grown(self, places: Integers) -> bool:
         """Whether enough is known of all these."""
         return bool((self.count[places] >= 3 * self.LEAST).all())
+
+    def _make_room(self, more: int) -> None:
+        self._rows += more
+        if self._rows > len(self._levels):
+            self._levels = _with_rows(self._levels, self._rows, self.LEVEL)
+        if self._rows > len(self._residuals):
+            self._residuals = _with_rows(self._residuals, self._rows, self.MEMORY)
 
     def _settled(self, values: Floats, outside: Flags, places: Integers) -> Flags:
         """Which finite values have been outside for so long that their level is the usual one."""
@@ -262,6 +273,12 @@ class Baseline:
         self._levels[:, chosen] = np.nan
         self._residuals[:, chosen] = np.nan
         self.count[chosen], self._outside[chosen], self.level[chosen] = 0, 0, np.nan
+
+
+def _with_rows(values: Floats, least: int, most: int) -> Floats:
+    """With twice as many rows, or more where that is not enough; new ones are NaN."""
+    missing = min(most, max(least, 2 * len(values))) - len(values)
+    return np.concatenate([values, np.full((missing, values.shape[1]), np.nan)]) if missing > 0 else values
 
 
 def median(values: Floats) -> Floats:

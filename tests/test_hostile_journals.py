@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import struct
 import tracemalloc
@@ -20,19 +21,30 @@ import pytest
 from safetensors import numpy as safetensors_numpy
 
 from holter import frames
-from holter.codec import SIGN, Decoder, _pack
+from holter.codec import SIGN, Decoder, Encoder, _pack
+from holter.dashboard.details import layer_detail, whole_map, zoomed
 from holter.dashboard.examinations import Examinations
 from holter.dashboard.shelf import Shelf
 from holter.dashboard.wire import Answer, to_line
+from holter.dashboard.worker import Practice
+from holter.diagnosis.health import check_health
 from holter.frames import HEAD, write_frame, write_header
 from holter.glance import glance
-from holter.journal import JournalReader
+from holter.journal import Journal, JournalReader
+from holter.proportion import ALLOWANCE, Proportion
+from holter.record import LayerRows, Record
 from holter.report.buckets import Buckets
+from holter.report.drawing import map_id, ordered_strips
 from holter.report.examining import Examined
+from holter.report.reading import Follower
+from holter.report.view import run_view
 from holter.run import Run
+from holter.statistics.rows import COLUMNS, Rows
+from holter.summary import summarise
 from tests.dashboards import served, wait_for, write_run
 
 Blobs = list[bytes]
+SMALL = 1 << 17  # bytes
 ROLE = {"role": "gradient", "layers": 0, "columns": ["count"]}
 
 
@@ -243,6 +255,234 @@ def test_what_run_json_may_ask_for_is_bounded(tmp_path: Path) -> None:
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         assert peak < 5 * len(text)
+
+
+# What is made of what was read ---------------------------------------------------------------------------------------
+
+
+def layers_of(role: str, names: list[str], number: int = 0) -> bytes:
+    return _pack({"kind": "layers", "number": number, "role": role, "layers": names}, {})
+
+
+def another_layer_each(size: int) -> bytes:
+    """Each record has one layer, and a table of its own."""
+    found: Blobs = []
+    for step in range(size // 480):
+        row = record(step, [{**ROLE, "layers": step}], {"0.values": np.ones((1, 1))})
+        found += layers_of("gradient", [f"l{step}"], step), row
+    return framed(found)
+
+
+def another_place_each(size: int) -> bytes:
+    """The same in one table, of which all was measured once."""
+    names = [f"l{number}" for number in range(size // 300)]
+    first = record(0, [ROLE], {"0.values": np.ones((1, len(names)))})
+    found = [layers_of("gradient", names), first]
+    for step in range(1, size // 450):
+        places = np.array([step % len(names)], np.uint32)
+        found.append(record(step, [ROLE], {"0.values": np.ones((1, 1)), "0.places": places}))
+    return framed(found)
+
+
+def wide(size: int, role: str, steps: int, apart: int) -> bytes:
+    """Rows of one number for very many layers."""
+    names = [f"l{number}" for number in range(size // (9 + 8 * steps))]
+    roles = [{**ROLE, "role": role}]
+    values = {"0.values": np.ones((1, len(names)))}
+    rows = (record(step * apart, roles, values) for step in range(steps))
+    return framed([layers_of(role, names), *rows])
+
+
+def wide_and_far_apart(size: int) -> bytes:
+    return wide(size, "gradient", 2, 10**6)
+
+
+def wide_and_filled(size: int) -> bytes:
+    return wide(size, "activation", 20, 1)
+
+
+def nearly_as_wide_as_long(size: int) -> bytes:
+    return wide(size, "activation", 400, 1)
+
+
+def empty_histograms(size: int) -> bytes:
+    names = [f"l{number}" for number in range(size // 57)]
+    arrays = {"0.values": np.ones((1, len(names))), "0.offsets": np.zeros(len(names) + 1, np.int64)}
+    arrays |= {"0.buckets": np.zeros(0, np.uint16), "0.counts": np.zeros(0, np.int64)}
+    return framed(
+        [layers_of("weight", names), *(record(step, [{**ROLE, "role": "weight"}], arrays) for step in range(3))]
+    )
+
+
+def other_scalars(size: int) -> bytes:
+    many = range(size // 48)
+    said = ([f"s{step}_{number}" for number in many] for step in range(2))
+    return framed(
+        [record(step, None, {"scalars": np.ones(len(names))}, scalars=names) for step, names in enumerate(said)]
+    )
+
+
+def other_extras(size: int) -> bytes:
+    found = [layers_of("gradient", ["a"])]
+    for step in range(size // 6000):
+        role = {**ROLE, "extras": [f"e{step}_{number}" for number in range(250)]}
+        found.append(record(step, [role], {"0.values": np.ones((1, 1)), "0.extras": np.ones((250, 1))}))
+    return framed(found)
+
+
+def other_roles(size: int) -> bytes:
+    found = [layers_of("gradient", ["a"])]
+    for step in range(max(2, size // 40_000)):
+        roles = [{**ROLE, "role": f"r{step}_{number}"} for number in range(200)]
+        found.append(record(step, roles, {f"{place}.values": np.ones((1, 1)) for place in range(200)}))
+    return framed(found)
+
+
+def names_in_a_note(size: int) -> bytes:
+    order = json.dumps([f"{number:x}" for number in range(size // 14)], separators=(",", ":"))
+    notes = {"execution_order": order}
+    return framed([table(["a"]), *(record(step, [ROLE], {"0.values": np.ones((1, 1))}, notes=notes) for step in (0,))])
+
+
+MADE: tuple[Callable[[int], bytes], ...] = (
+    *(another_layer_each, another_place_each, wide_and_far_apart, wide_and_filled, nearly_as_wide_as_long),
+    *(empty_histograms, other_scalars, other_extras, other_roles, names_in_a_note),
+)
+
+
+def diagnosed(path: Path) -> object:
+    """As `holter diagnose` does."""
+    run = Run(path)
+    history = run.history.latest()
+    return run.findings, check_health(history, run.layers), run, history
+
+
+def summarised(path: Path) -> object:
+    """As `holter show` does."""
+    return summarise(Run(path))
+
+
+def shown(path: Path) -> object:
+    """As the dashboard's pages do."""
+    follower = Follower(path)
+    follower.look()
+    follower.read_on()
+    found: list[Any] = [follower, run_view(follower, Examined(), ())]
+    for strip in ordered_strips(follower.digest)[:2]:
+        found.append(whole_map(follower, map_id(strip)))
+        found.append(layer_detail(follower, next(iter(strip.layers))))
+        found.append(zoomed(path, map_id(strip), 0, 100))
+    return found
+
+
+def examined(path: Path) -> object:
+    """As the dashboard's diagnosis does."""
+    practice = Practice()
+    return practice, to_line(practice.answer(str(path), math.inf))
+
+
+READERS = (diagnosed, summarised, shown, examined)
+
+
+@pytest.fixture(scope="module")
+def warm(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """What is imported on the way is not counted."""
+    path = tmp_path_factory.mktemp("runs") / "warm"
+    hungry(path, wide_and_filled, 1 << 14)
+
+
+def hungry(path: Path, kind: Callable[[int], bytes], size: int) -> dict[str, int]:
+    """Times its size that each reader takes at most."""
+    path.mkdir(exist_ok=True)
+    (path / "run.json").write_text("{}")
+    data = write_header(7) + kind(size)
+    (path / "rank-0.journal").write_bytes(data)
+    taken = {}
+    for reader in READERS:
+        tracemalloc.start()
+        kept = reader(path)
+        taken[reader.__name__] = round(tracemalloc.get_traced_memory()[1] / len(data))
+        tracemalloc.stop()
+        del kept
+    return taken
+
+
+@pytest.mark.parametrize("kind", MADE, ids=lambda kind: kind.__name__)
+def test_what_is_made_of_a_file_takes_memory_in_proportion(
+    kind: Callable[[int], bytes], tmp_path: Path, warm: None
+) -> None:
+    """P18: history, diagnosis, summary and pages. What any file may have stands against its size here too."""
+    allowed = 20 + ALLOWANCE / SMALL
+    assert {name: times for name, times in hungry(tmp_path / "run", kind, SMALL).items() if times > allowed} == {}
+
+
+@pytest.mark.gauntlet
+@pytest.mark.parametrize("megabytes", [1, 4, 16])
+@pytest.mark.parametrize("kind", MADE, ids=lambda kind: kind.__name__)
+def test_what_is_made_of_it_is_in_proportion_at_any_size(
+    kind: Callable[[int], bytes], megabytes: int, tmp_path: Path, warm: None
+) -> None:
+    """P18"""
+    taken = hungry(tmp_path / "run", kind, megabytes << 20)
+    print(kind.__name__, megabytes, taken)
+    assert {name: times for name, times in taken.items() if times > 20} == {}
+
+
+@pytest.mark.parametrize("kind", [another_layer_each, wide_and_filled])
+def test_without_the_proportion_it_would_take_more(
+    kind: Callable[[int], bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P18: the planted twins."""
+    monkeypatch.setattr("holter.proportion.MOST", math.inf)
+    assert max(hungry(tmp_path / "run", kind, SMALL).values()) > 20 + ALLOWANCE / SMALL
+
+
+def test_what_is_left_out_is_told_and_all_else_is_read(tmp_path: Path) -> None:
+    hungry(tmp_path, wide_and_far_apart, 1 << 20)
+    run = Run(tmp_path)
+    assert run.history.steps.tolist() == [0, 10**6] and run.history.scalars == ("loss",) and not run.history.roles
+    assert run.damage.excessive == 2 and "more layers or values than a file of this size" in run.damage.words
+
+
+def usual(names: tuple[str, ...]) -> LayerRows:
+    values = np.zeros((len(names), len(COLUMNS)))
+    values[:, [0, 5, 6, 7, 8, 9, 10]] = 1.0
+    return LayerRows(names, Rows(values))
+
+
+def test_what_a_real_training_has_is_not_left_out() -> None:
+    """Thousands of layers without histograms, of which a quarter take turns from then on."""
+    proportion, encoder = Proportion(), Encoder()
+    names = tuple(f"blocks.{number}.mlp.weight" for number in range(4000))
+    order = {"execution_order": json.dumps(names)}
+    records = [Record(0, 0.0, {"loss": 1.0}, {"gradient": usual(names), "weight": usual(names)}, order)]
+    records += [Record(step, 0.0, {"loss": 1.0}, {"gradient": usual(names)}) for step in range(1, 20)]
+    records += [Record(step, 0.0, {"loss": 1.0}, {"gradient": usual(names[step % 4 :: 4])}) for step in range(20, 99)]
+    size = sum(len(blob) for one in records for blob in encoder.encode(one))
+    assert all(proportion.fit(one, size) is one for one in records)
+
+
+def test_what_a_first_step_left_out_is_read_when_the_file_has_grown(tmp_path: Path) -> None:
+    """Who looks at a training that has just begun sees what a later reader sees."""
+    names = tuple(f"{number}.weight" for number in range(4000))
+    journal = Journal(tmp_path / "rank-0.journal")
+    rows = {role: usual(names) for role in ("gradient", "weight")}
+    journal.append(Record(0, 0.0, {}, rows, {"execution_order": json.dumps(names)}))
+    run = Run(tmp_path)
+    assert run.damage.excessive == 1
+    for step in range(1, 9):
+        journal.append(Record(step, 0.0, {}, {"gradient": usual(names)}))
+        run.refresh()
+    journal.close()
+    assert not run.damage and run.history.roles == ("gradient", "weight") and len(run.history) == 9
+
+
+def test_steps_that_no_training_takes_are_refused(tmp_path: Path) -> None:
+    """They went beyond the integers of numpy in the dashboard's diagnosis."""
+    found = [record(2**62 + step * 2**40) for step in range(40)]
+    (tmp_path / "rank-0.journal").write_bytes(write_header(7) + framed([record(0), *found]))
+    assert Run(tmp_path).history.steps.tolist() == [0] and Run(tmp_path).damage.damaged == 40
+    examined(tmp_path)
 
 
 # Other runs ----------------------------------------------------------------------------------------------------------

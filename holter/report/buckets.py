@@ -19,7 +19,7 @@ Integers = npt.NDArray[np.int64]
 
 BUCKETS = 800  # what a wide screen shows
 _FEWEST = 128
-_FIRST_ROWS = 8
+_FIRST_ROWS = 2
 _SMALL = 16 << 10  # bytes of several layers that are taken at once: scalars may be many
 
 

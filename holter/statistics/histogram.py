@@ -117,6 +117,8 @@ class Histograms:
         if not -len(self) <= index < len(self):
             raise IndexError(index)
         index %= len(self)
+        if self.offsets[index] == self.offsets[index + 1]:
+            return _EMPTY
         piece = slice(int(self.offsets[index]), int(self.offsets[index + 1]))
         return Histogram(self.buckets[piece], self.counts[piece])
 
@@ -124,7 +126,7 @@ class Histograms:
         return np.repeat(np.arange(len(self)), np.diff(self.offsets))
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Histogram:
     """The histogram of one tensor: occupied buckets and their counts."""
 
@@ -184,6 +186,9 @@ class Histogram:
         buckets, counts = self.buckets[finite].astype(np.int64), self.counts[finite]
         order = np.argsort(MIDDLE[buckets], kind="stable")
         return buckets[order], counts[order]
+
+
+_EMPTY = Histogram(np.zeros(0, np.uint16), np.zeros(0, np.int64))  # one for all
 
 
 def _representative(buckets: Integers) -> Floats:
