@@ -62,17 +62,30 @@ def test_all_that_the_optimizer_uses_being_selected_is_no_selection() -> None:
 
 
 def test_a_clip_of_more_than_the_optimizer_holds_gives_no_norm_of_its_gradients() -> None:
-    """Two optimizers, one clip: its norm is of both, so where layers are left out what one of them uses is unknown."""
+    """Where layers are left out, what the optimizer uses of the clip's norm is unknown."""
     model = Tiny()
-    optimizers = [torch.optim.SGD(part.parameters(), 0.1) for part in (model.inp, model.head)]
-    with holter.watch(model, optimizers, run=False, budget=None, layers=["inp.weight", "head"]) as monitor:
+    optimizer = torch.optim.SGD(model.inp.parameters(), 0.1)
+    with holter.watch(model, optimizer, run=False, budget=None, layers=["inp.weight"]) as monitor:
         model(torch.randn(5, 4)).square().mean().backward()
         monitor.clip_grad_norm_(1.0)
+        optimizer.step()
+    (record,) = monitor.history.records
+    assert "gradient_norm_selected" in record.scalars and "gradient_norm" not in record.scalars
+
+
+def test_a_clip_of_all_that_two_optimizers_hold_gives_the_norm_of_their_step() -> None:
+    """They share a step, and so the norm of all gradients, though layers are left out."""
+    model = Tiny()
+    matrices, rest = ([one for one in model.parameters() if (one.ndim > 1) is wanted] for wanted in (True, False))
+    optimizers = [torch.optim.SGD(matrices, 0.1), torch.optim.SGD(rest, 0.1)]
+    with holter.watch(model, optimizers, run=False, budget=None, layers=["inp.weight", "head"]) as monitor:
+        model(torch.randn(5, 4)).square().mean().backward()
+        norm = monitor.clip_grad_norm_(1.0)
         for optimizer in optimizers:
             optimizer.step()
-    first, second = (record.scalars for record in monitor.history.records)
-    assert "gradient_norm_selected" in first and "gradient_norm" not in first
-    assert "gradient_norm" in second, "of the second nothing is left out"
+    (record,) = monitor.history.records
+    assert "gradient_norm_selected" in record.scalars
+    assert record.scalars["gradient_norm"] == pytest.approx(norm.item(), rel=1e-6)
 
 
 # The clip in one pass, as on CUDA ---------------------------------------------------------------------------------

@@ -279,7 +279,7 @@ def test_what_is_trained_does_not_depend_on_what_is_recorded() -> None:
 def test_a_failure_after_the_clip_does_not_clip_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """P1: whatever fails in noting the clip, the norm is that of the gradients as they were."""
     _, norms, _ = train()
-    monkeypatch.setattr(gradient_reads, "_kept", lambda *_: 1 / 0)
+    monkeypatch.setattr(gradient_reads.GradientReads, "_kept", lambda *_: 1 / 0)
     _, others, monitor = train()
     assert others == norms and monitor.findings
 

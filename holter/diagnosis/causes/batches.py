@@ -45,9 +45,9 @@ def numeric_inputs(chart: Chart) -> list[int]:
 
 
 def first_inputs(chart: Chart, statistic: str, places: list[int]) -> Floats:
-    """The median over the first batches."""
-    found: Floats = np.median(chart.table("batch", statistic).opening[:3, places], axis=0)
-    return found
+    """Return the median over the first batches, nothing where none was recorded."""
+    first = chart.table("batch", statistic).opening[:3]
+    return np.median(first[:, places], axis=0) if len(first) else np.empty(0)
 
 
 @until_news
