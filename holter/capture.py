@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from itertools import compress
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,9 +27,10 @@ from holter.clipping import Clip, Stand
 from holter.compiled_calls import Called, CompiledCalls
 from holter.hooks import ModuleHook
 from holter.imitations import Imitation, WatchedStep
+from holter.listener import Listener
 from holter.loss_scaler import WatchedScaler
 from holter.modules import modules_in, named_parameters, parameters_in, parts_of
-from holter.optimizers import is_same, optimizers_in
+from holter.optimizers import imitation_of, is_same, optimizers_in
 from holter.problems import Problems
 from holter.selection import Selected, Selection
 
@@ -53,26 +54,6 @@ def warn_of_other_monitors(optimizers: Iterable[Optimizer]) -> None:
     """Where a live monitor was told to watch one of these optimizers already."""
     if any(_claimed.get(optimizer) for optimizer in optimizers):
         _logger.warning("this optimizer is watched already, by a monitor that goes on too: close() that one to end it")
-
-
-class Listener(Protocol):
-    """What a capture tells."""
-
-    def training_forward(self, called: Called) -> None: ...
-
-    def part_forward(self) -> None: ...
-
-    def forward_ended(self) -> None: ...
-
-    def before_step(self, optimizer: Optimizer, has_closure: bool) -> None: ...
-
-    def after_step(self, optimizer: Optimizer, has_closure: bool) -> None: ...
-
-    def torch_clips(self, parameters: Sequence[Tensor], clip: Clip | None) -> None: ...
-
-    def skipped_step(self, optimizer: Optimizer) -> None: ...
-
-    def step_raised(self) -> None: ...
 
 
 class Layers:
@@ -194,10 +175,10 @@ class Capture:
         self._listener, self._problems = listener, problems
         self._steps: list[tuple[int, int]] = []  # being taken: the optimizer's id, and the frame that called its hook
         self._optimizers: weakref.WeakKeyDictionary[Optimizer, bool] = weakref.WeakKeyDictionary()
-        self._claims = weakref.WeakSet(optimizers)
+        self._claims: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        self._stand_ins: list[WatchedStep] = []
         for optimizer in optimizers:
-            self._optimizers[optimizer] = True
-            _claimed[optimizer] = _claimed.get(optimizer, 0) + 1
+            self._claim(optimizer)
         self._compiled_calls = CompiledCalls(model, self._compiled_forward, listener.forward_ended, problems)
         self._saw_forward = False  # since the last step
         self._handles: list[RemovableHandle] = []
@@ -207,10 +188,24 @@ class Capture:
             self._handles.append(model.register_forward_pre_hook(began, with_kwargs=True))
             if sees_ends:
                 self._handles.append(model.register_forward_hook(ended))
-        imitations = [one for one in optimizers if isinstance(one, Imitation)]
-        self._stand_ins = [WatchedStep(one, _before_any_step, _after_any_step) for one in imitations]
         self._scaler = WatchedScaler.attach(scaler, self.skipped) if scaler is not None else None
         _listen(self)
+
+    def _claim(self, optimizer: Any) -> None:
+        self._optimizers[optimizer] = True
+        self._claims.add(optimizer)
+        _claimed[optimizer] = _claimed.get(optimizer, 0) + 1
+        if isinstance(optimizer, Imitation):
+            adopt = weakref.WeakMethod(self._adopt)
+            self._stand_ins.append(WatchedStep(optimizer, _before_any_step, _after_any_step, adopt))
+
+    def _adopt(self, optimizer: Any) -> None:
+        """Watch another optimizer of a watched class, if it trains the model: it may take the place of the first."""
+        with self._problems.contained("see another optimizer"):
+            model = self._model()
+            imitation = imitation_of(optimizer, model) if model is not None else None
+            if imitation is not None:
+                self._claim(imitation)
 
     def detach(self) -> None:
         """Leaves no trace; a second call does nothing."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import types
 import weakref
@@ -46,10 +47,10 @@ class Imitation:
 class WatchedStep:
     """Tells before and after each step of one optimizer, by a stand-in for the `step` of its class, as torch has for
     its own: so copies and pickles of the optimizer bear nothing of it. A `step` that is an attribute of the optimizer
-    gets a stand-in there."""
+    gets a stand-in there. `adopt` is asked once about every other optimizer of the class."""
 
-    def __init__(self, imitation: Imitation, before: Told, after: Told) -> None:
-        self.imitation, self._before, self._after = imitation, before, after
+    def __init__(self, imitation: Imitation, before: Told, after: Told, adopt: weakref.WeakMethod[Any]) -> None:
+        self.imitation, self._before, self._after, self.adopt = imitation, before, after, adopt
         optimizer: Any = imitation.optimizer()
         self._stand_in = _StandIn.at(optimizer if _has_own_step(optimizer) else type(optimizer))
         self._stand_in.watchers.append(self)
@@ -80,6 +81,7 @@ class _StandIn:
 
     def __init__(self, place: Any) -> None:
         self.watchers: list[WatchedStep] = []
+        self._known: weakref.WeakSet[Any] = weakref.WeakSet()  # optimizers that somebody was asked about
         self._place, self._inner = place, place.step
         self._had_own = "step" in vars(place)
         self._function = self._of_class() if isinstance(place, type) else types.MethodType(self._of_one(place), place)
@@ -107,7 +109,7 @@ class _StandIn:
 
         @functools.wraps(inner)
         def step(own: Any, *args: Any, **kwargs: Any) -> Any:
-            told = [one for one in self.watchers if one.imitation.optimizer() is own]
+            told = self._watchers_of(own)
             for one in told:
                 one.before((own, *args), kwargs)
             result = inner(own, *args, **kwargs)
@@ -116,6 +118,17 @@ class _StandIn:
             return result
 
         return step
+
+    def _watchers_of(self, optimizer: Any) -> list[WatchedStep]:
+        """Of this optimizer of the class; one that is new is offered to all monitors that watch another."""
+        with contextlib.suppress(TypeError):  # one that cannot be hashed stays unwatched
+            if self.watchers and optimizer not in self._known:
+                self._known.add(optimizer)
+                known = any(one.imitation.optimizer() is optimizer for one in self.watchers)
+                for adopt in () if known else {one.adopt() for one in self.watchers}:
+                    if adopt is not None:
+                        adopt(optimizer)
+        return [one for one in self.watchers if one.imitation.optimizer() is optimizer]
 
     def _of_one(self, optimizer: Any) -> Callable[..., Any]:
         inner, place = self._inner, weakref.ref(optimizer)

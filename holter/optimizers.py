@@ -58,6 +58,12 @@ def optimizers_in(given: Any, model: nn.Module) -> list[Any]:
     return list(found.values())
 
 
+def imitation_of(optimizer: Any, model: nn.Module) -> Imitation | None:
+    """Return what is read of an optimizer that is not torch's; None if it trains nothing of this model."""
+    own = {id(parameter): parameter for parameter in parameters_in(model)}
+    return _imitation(optimizer, own) if _has_parameters(optimizer, own) else None
+
+
 def _several(given: Any) -> list[Any] | None:
     if isinstance(given, Mapping):
         # Such as Lightning's {"optimizer": ..., "lr_scheduler": ...}: a scheduler holds the optimizer that it is for.

@@ -39,6 +39,7 @@ TORCH_SIDE = (
     "holter.update_roles",
     "holter.weight_role",
     "holter.training_steps",
+    "holter.listener",
     "holter.loss_scaler",
     "holter.optimizers",
     "holter.imitations",

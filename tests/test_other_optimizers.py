@@ -251,8 +251,8 @@ def test_what_an_imitation_keeps_is_recorded_under_torchs_names() -> None:
     assert len(history.layers("momentum")) == 4
     model = mlp()
     with watch(model, Plain(model.parameters(), 0.25)) as monitor:
-        train(model, None, Plain(model.parameters(), 0.25).step)  # another one: nobody has told of it
-    assert not len(monitor.history)
+        train(model, None, Plain(model.parameters(), 0.5).step)  # another one, that trains the model all the same
+    assert set(monitor.history.scalar("learning_rate")[1]) == {0.5}
 
 
 def test_a_wrappers_call_that_takes_no_step_is_none() -> None:
@@ -384,7 +384,7 @@ def test_copies_of_a_watched_imitation_step_alone(kind: Callable[[Parameters], A
     model = mlp()
     optimizer = kind(model.parameters())
     with watch(model, optimizer) as monitor:
-        for make in (copy.copy, copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))):
+        for make in (copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))):
             twin = make(optimizer)
             assert type(twin) is type(optimizer)
             assert twin.step() == "stepped False"
@@ -419,6 +419,24 @@ def test_a_step_that_somebody_put_there_is_put_back() -> None:
     optimizer.step = theirs  # type: ignore[assignment, method-assign]
     monitor.close()
     assert vars(optimizer)["step"] is theirs
+
+
+@pytest.mark.parametrize("kind", [Plain, Fastai])
+def test_one_that_takes_the_place_of_an_imitation_is_seen_at_its_first_step(kind: Callable[[Parameters], Any]) -> None:
+    """P26: as fastai's Learner makes a new one for a second fit; others of the class stay unwatched."""
+    model, other = mlp(), mlp()
+    monitor = watch(model, kind(model.parameters()))
+    for fit in range(2):
+        optimizer, aside = kind(model.parameters()), kind(other.parameters())
+        for _ in range(STEPS):
+            for net, one in ((model, optimizer), (other, aside)):
+                net(torch.ones(3, 6)).square().mean().backward()
+                one.step()
+                one.zero_grad()
+            monitor.log(fit=fit)
+    monitor.close()
+    assert monitor.findings == ()
+    assert monitor.history.scalar("fit")[1].tolist() == [0.0] * STEPS + [1.0] * STEPS
 
 
 def test_a_scheduler_finds_the_step_that_it_wraps() -> None:
