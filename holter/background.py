@@ -143,7 +143,10 @@ class Background(Generic[Item]):
             self._quietly(self._begin)
         self._work_off()
         if self._end is not None:
-            self._quietly(self._end)
+            try:
+                self._end()
+            except Exception as error:
+                self._quietly(partial(self._failed, error))
 
     def _work_off(self) -> None:
         while self._wait_for_item():

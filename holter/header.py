@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -67,7 +68,9 @@ def _model_line(summary: Summary) -> Text:
 
 
 def _optimizer_line(summary: Summary) -> Text:
-    scalars, optimizer = summary.scalars, " and ".join(summary.optimizers)
+    kinds = Counter(summary.optimizers)  # one per parameter is a page of the same name
+    optimizer = " and ".join(f"{count} × {kind}" if count > 1 else kind for kind, count in kinds.items())
+    scalars = summary.scalars
     words = [f"{optimizer} with {summary.scheduler}" if optimizer and summary.scheduler else optimizer]
     words += [_rates(scalars.learning_rates)] if scalars.learning_rates else []
     decays = sorted(set(scalars.weight_decays))

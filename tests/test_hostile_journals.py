@@ -221,6 +221,7 @@ def test_without_the_limits_they_would_do_harm(
     monkeypatch.setattr(frames, "Spare", lambda size: type("Endless", (), {"left": 1 << 62})())
     monkeypatch.setattr("holter.codec._floats", lambda found, columns: found)
     monkeypatch.setattr("holter.codec._has_many_lists", lambda *text: False)
+    monkeypatch.setattr("holter.proportion.MOST", math.inf)
     assert wasteful(tmp_path / "run", kind, 1 << 20, monkeypatch)
 
 

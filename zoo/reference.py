@@ -50,9 +50,10 @@ class Track:
 
     def concerns(self, optimizer: Any) -> bool:
         """A wrapper that steps another optimizer shares its groups."""
-        groups = optimizer.param_groups
+        groups = getattr(optimizer, "param_groups", None)
         return self._optimizers is None or any(
-            one is optimizer or getattr(one, "param_groups", None) is groups for one in self._optimizers
+            one is optimizer or (groups is not None and getattr(one, "param_groups", None) is groups)
+            for one in self._optimizers
         )
 
     def begin(self, optimizer: Any) -> None:
