@@ -173,6 +173,16 @@ def test_a_click_on_the_strip_chart_opens_that_very_layer(browser: Browser, sick
         assert seen.faults == []
 
 
+def test_quick_clicks_on_two_rows_are_no_double_click(browser: Browser, sick: str) -> None:
+    with visit(browser, sick) as seen:
+        page = seen.page
+        first, second = row_at(page, "encoder.weight"), row_at(page, "head.bias")
+        page.mouse.click(*first)
+        page.keyboard.press("Escape")
+        page.mouse.click(*second)
+        assert opened_layer(page) == "head.bias" and seen.faults == []
+
+
 def test_of_two_hundred_layers_one_is_found_by_its_name(browser: Browser, folder: Path) -> None:
     """Zero and not finite have colours of their own and a legend."""
     with visit(browser, write(folder / "wide.html", wide_view())) as seen:

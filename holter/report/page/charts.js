@@ -73,7 +73,13 @@
       if (current.onRelayout) current.onRelayout(change);
       if (current.linked && 'xaxis.range[0]' in change) setRange([change['xaxis.range[0]'], change['xaxis.range[1]']]);
     });
+    // Plotly takes two clicks in quick succession for a double one, however far apart they are. The browser counts
+    // those at one place alone; a touch it does not count.
+    let isFirst = false;
+    node.addEventListener('mousedown', (event) => (isFirst = event.detail === 1), true);
+    node.addEventListener('touchstart', () => (isFirst = false), { capture: true, passive: true });
     node.on('plotly_doubleclick', () => {
+      if (isFirst) return;
       const current = drawn.get(node);
       if (current?.onReset) current.onReset();
       if (current?.linked) setRange(null);
