@@ -173,3 +173,26 @@ def test_closures_and_optimizers_that_are_not_torchs_are_seen(reference: Referen
     losses(model).backward()
     plain.step()
     assert tracks[0].steps == 1 and tracks[1].steps == 2 and tracks[1].norms[-1] > 0
+
+
+def test_what_an_optimizer_steps_inside_of_its_own_step_is_that_step(reference: Reference) -> None:
+    class Within(torch.optim.Optimizer):
+        """Runs its closure and has another make the step, as SAM does."""
+
+        def __init__(self, inner: torch.optim.Optimizer) -> None:
+            super().__init__(inner.param_groups, {})
+            self.inner = inner
+            self.param_groups = inner.param_groups
+
+        def step(self, closure: object = None) -> None:
+            assert callable(closure)
+            closure()
+            self.inner.step()
+
+    model = nn.Linear(3, 1)
+    inner = torch.optim.SGD(model.parameters(), 1e-3)
+    outer = Within(inner)
+    tracks = [reference.follow(model, optimizer) for optimizer in (outer, inner)]
+    for _ in range(3):
+        outer.step(lambda: losses(model).backward())
+    assert [track.steps for track in tracks] == [3, 3]

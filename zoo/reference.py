@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -85,7 +85,8 @@ class Reference:
         self._first: float | None = None  # the end of the first step, by the clock
         self._last = 0.0
         self._own = 0.0  # seconds that were taken by this very class since the first step
-        self._inside: list[int] = []  # optimizers whose step runs: one that calls its parent's step has its hooks twice
+        # Optimizers whose step runs. One that calls its parent's step, or that of one it wraps, has hooks twice.
+        self._inside: list[Any] = []
         self._hooks = [
             register_optimizer_step_pre_hook(self._before_step),
             register_optimizer_step_post_hook(self._after_step),
@@ -146,11 +147,11 @@ class Reference:
                 track.saw_forward()
 
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        is_nested = id(optimizer) in self._inside
-        self._inside.append(id(optimizer))
-        if self._measures and not is_nested:
+        tracks = self._concerned(optimizer)
+        self._inside.append(optimizer)
+        if self._measures:
             started = time.perf_counter()
-            for track in self._concerned(optimizer):
+            for track in tracks:
                 track.begin(optimizer)
                 if not _has_closure(args, kwargs):
                     track.read(optimizer, self._before_clip)
@@ -158,22 +159,26 @@ class Reference:
 
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         self._inside.pop()
-        if id(optimizer) in self._inside:
-            return
+        tracks = self._concerned(optimizer)
         if self._measures:
             started = time.perf_counter()
-            for track in self._concerned(optimizer):
+            for track in tracks:
                 if _has_closure(args, kwargs):  # which computes the gradients inside the step
                     track.read(optimizer, self._before_clip)
                 track.end()
-            self._before_clip.clear()
+            if not self._inside:
+                self._before_clip.clear()
             self._own += time.perf_counter() - started
+        if self._inside:
+            return
         self._last = time.perf_counter()
         if self._first is None:
             self._first, self._own = self._last, 0.0
 
-    def _concerned(self, optimizer: Any) -> Iterator[Track]:
-        return (track for track in self._tracks if track.concerns(optimizer))
+    def _concerned(self, optimizer: Any) -> list[Track]:
+        """Return the tracks that it concerns, but for those in whose step it is called."""
+        concerned = [track for track in self._tracks if track.concerns(optimizer)]
+        return [track for track in concerned if not any(map(track.concerns, self._inside))]
 
 
 def _has_closure(args: Any, kwargs: Any) -> bool:
