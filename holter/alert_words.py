@@ -36,8 +36,8 @@ def message_of(finding: Finding, run: Path | None) -> Message:
         f"{head}. {'It is over.' if is_over else finding.severity.capitalize() + '.'}",
         f"Known at step {finding.step:,}, confidence {finding.confidence:.0%}.",
     ]
-    if finding.evidence:
-        lines.append(f"Evidence: {_evidence(finding.evidence)}")
+    if evidence := finding.further_evidence:
+        lines.append(f"Evidence: {_evidence(evidence)}")
     if finding.advice:
         lines.append(f"Advice: {_short(finding.advice, _ADVICE)}")
     if finding.alternatives:

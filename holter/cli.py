@@ -15,7 +15,7 @@ import click
 
 from holter.cli_clinic import clinic
 from holter.cli_see import by_name, compare, report, serve, top
-from holter.terminal import FOUND, about, console, print_json
+from holter.terminal import FOUND, UNREADABLE, about, console, print_json, readable
 from holter.words import printable, size
 
 if TYPE_CHECKING:
@@ -142,8 +142,12 @@ def _new_run(named: Path | None) -> Path:
 @click.argument("directory", type=click.Path(path_type=Path), default="runs")
 @click.option("--json", "as_json", is_flag=True, help="For scripts.")
 def runs(directory: Path, as_json: bool) -> None:
-    """List the runs in DIRECTORY, by default runs; or the one run that it is."""
-    from holter.glance import glance, glance_at_runs
+    """List the runs in DIRECTORY, by default runs; or the one run that it is.
+
+    Damaged journals are told, of the newest runs up to 512 MiB. Exit code 1 if DIRECTORY is one run and nothing in it
+    can be read.
+    """
+    from holter.glance import check_for_damage, glance, glance_at_runs
     from holter.run import Run, is_run
 
     directory = by_name(directory)
@@ -151,7 +155,8 @@ def runs(directory: Path, as_json: bool) -> None:
         raise ValueError(
             f"{directory} is not a directory: name one that holds runs, or make a first with `holter demo`"
         )
-    glances = [glance(Run(directory.resolve()))] if is_run(directory) else glance_at_runs(directory)
+    is_one = is_run(directory)
+    glances, left_out = check_for_damage([glance(Run(directory.resolve()))] if is_one else glance_at_runs(directory))
     if as_json:
         print_json(glances)
     elif not glances:
@@ -162,6 +167,10 @@ def runs(directory: Path, as_json: bool) -> None:
         from holter.show import render_runs
 
         console().print(render_runs(glances, time.time()))
+        if left_out:
+            click.echo(f"{left_out:,} of them not checked for damage, for their size: `holter show RUN` does that.")
+    if is_one and glances[0].state == "unreadable":
+        raise SystemExit(UNREADABLE)
 
 
 @main.command()
@@ -179,7 +188,7 @@ def show(run: Path, all_layers: bool, role: str | None, as_json: bool) -> None:
     from holter.run import open_run
     from holter.summary import summarise
 
-    summary = summarise(open_run(run))
+    summary = summarise(readable(open_run(run)))
     roles = [found.role for found in summary.roles]
     if role is not None:
         if role not in roles:
@@ -205,27 +214,27 @@ def _are(roles: list[str]) -> str:
 )
 def diagnose(run: Path, as_json: bool, fail_on: str | None) -> None:
     """Say what is wrong with RUN: the cause, where, since when, and what to change."""
-    from holter.damage import told_of
     from holter.diagnosis.convergence import outlook
     from holter.diagnosis.health import check_health
     from holter.run import open_run
 
-    opened = open_run(run)
+    opened = readable(open_run(run))
     history = opened.history.latest()
     findings, checks = opened.findings, check_health(history, opened.layers)
     planned = opened.info.get("total_steps")
     going = outlook(*history.scalar("loss"), planned if isinstance(planned, int) else None)
     error = opened.ending.error if opened.ending is not None else ""
+    found = opened.integrity
     if as_json:
         ended = {"state": opened.state, "error": error, "steps": len(history)}
-        damage = {"unreadable_bytes": opened.unreadable_bytes, "damage": opened.damage}
+        damage = {"unreadable_bytes": found.unreadable_bytes, "damage": found.damage, "missing_steps": found.missing}
         print_json({**ended, **damage, "findings": findings, "health": checks, "outlook": going})
     else:
         from holter.diagnosis.render import render_damage, render_ending, render_findings, render_health, render_outlook
 
         screen = console()
         screen.print(render_ending(opened.state, error, len(history)), end="")
-        screen.print(render_damage(told_of(opened.damage, opened.unreadable_bytes)), end="")
+        screen.print(render_damage(found), end="")
         screen.print(render_findings(findings, len(history), opened.state))
         screen.print(render_health(checks))
         screen.print(render_outlook(going))
@@ -250,7 +259,7 @@ def export(
             raise click.UsageError(f"{option} is for --to {', '.join(forms)}: leave it out for {form}")
     from holter.run import open_run
 
-    opened = open_run(run)
+    opened = readable(open_run(run))
     try:
         if form in _TOOLS:
             _send(opened, form, output or run / "export", layers or "8", steps or ":", project)
@@ -265,7 +274,6 @@ def export(
 
 
 def _send(run: Run, tool: str, directory: Path, layers: str, steps: str, project: str | None) -> None:
-    from holter.damage import told_of
     from holter.send import WAYS_OUT, NotSent, records_in, send, span
     from holter.sinks.naming import make
 
@@ -280,7 +288,7 @@ def _send(run: Run, tool: str, directory: Path, layers: str, steps: str, project
     except NotSent as error:
         raise ValueError(f"{tool} failed with {error}: {WAYS_OUT[tool]}") from None
     place = f"tensorboard: {directory / 'tensorboard'}" if tool == "tensorboard" else tool
-    if damage := told_of(run.damage, run.unreadable_bytes):
+    if damage := run.integrity.sentence:
         click.echo(damage, err=True)
     click.echo(f"{sent:,} steps and {findings} finding{'s' * (findings != 1)} sent to {place}")
 

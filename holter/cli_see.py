@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from holter.terminal import FOUND, about, console, print_json
+from holter.terminal import FOUND, UNREADABLE, about, console, print_json, unreadable
 from holter.words import printable, size
 
 if TYPE_CHECKING:
@@ -36,6 +36,8 @@ def report(run: Path, output: Path | None, png: bool) -> None:
     click.echo(printable(view["verdict"]["sentence"]))
     for path in written:
         click.echo(f"{printable(str(path))}  {size(path.stat().st_size)}")
+    if view["run"]["state"] == "unreadable":
+        raise SystemExit(UNREADABLE)
 
 
 @click.command()
@@ -110,6 +112,8 @@ def compare(runs: tuple[Path, ...], by: str, as_json: bool, html: Path | None, f
     if len(runs) < 2:
         raise click.UsageError("name two runs or more: the first is what the others are compared with")
     found = compare_runs(*runs, by=by)  # type: ignore[arg-type]
+    if lost := next((side for side in found.sides if side.state == "unreadable"), None):
+        raise ValueError(unreadable(lost.path, "Nothing in its journals can be read."))
     if html is not None:
         _write_comparison(found, html)
     if as_json:

@@ -9,8 +9,6 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 import numpy.typing as npt
 
-from holter.record import Problem
-
 Integers = npt.NDArray[np.int64]
 
 
@@ -43,9 +41,9 @@ class Damage:
         return ", ".join((*told, *([f"{self.unreadable_bytes:,} bytes unreadable"] * bool(self.unreadable_bytes))))
 
     @property
-    def problems(self) -> tuple[Problem, ...]:
-        """Told like a failure of Holter's own; none where there is no damage."""
-        return (Problem(0, 0.0, "read all of its journals", f"{self.words}; the rest was read"),) if self else ()
+    def loses(self) -> bool:
+        """Whether something that was written is gone, not only out of place."""
+        return bool(self.damaged or self.missing or self.excessive)
 
 
 _KINDS = {name: name for name in ("damaged", "missing", "repeated", "moved")} | {

@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from holter.damage import told_of
 from holter.diagnosis.doctor import Doctor
 from holter.diagnosis.finding import Finding, from_problem
 from holter.history import History
@@ -178,7 +177,7 @@ class Pulse:
         """`now` in seconds since 1970."""
         state = self._tail.state(now) if all_is_read else "reading"
         ending = self._tail.ending
-        problems = tuple(map(from_problem, (*self._problems.values(), *self._tail.damage.problems)))
+        problems = (*map(from_problem, self._problems.values()), *self._tail.integrity.findings)
         recent = History(self._recent)
         until = now if state == "running" else self._last_time
         return Vitals(
@@ -219,9 +218,11 @@ class Pulse:
             yield self._failed
         if self._more_problems:
             yield f"{more(self._more_problems, 'problem')} of Holter's own: `holter diagnose` lists them all."
-        damage, is_growing = self._tail.damage, state in ("running", "reading")
-        if told := told_of(damage, damage.unreadable_bytes if is_growing else self._tail.bytes_torn):
-            yield told
+        found = self._tail.integrity
+        if state in ("running", "reading"):  # what is behind the last entry is still being written, or to be read
+            found = replace(found, unreadable_bytes=found.damage.unreadable_bytes + found.lost_tail)
+        if found.sentence:
+            yield found.sentence
         ending = self._tail.ending
         dropped = max(self._newest.get("dropped", 0.0), ending.dropped if ending is not None else 0)
         if dropped > 0:

@@ -99,6 +99,14 @@ def _is_framed(file: BinaryIO, begin: bytes, place: int, end: int) -> bool:
     return place + HEAD < after <= end - LENGTH and os.pread(file.fileno(), LENGTH, after) == begin[:LENGTH]
 
 
+def is_begun(file: BinaryIO, place: int, end: int, number_of_file: int, number: int) -> bool:
+    """Whether what stands here up to the end can be the first bytes of this frame, as a killed process leaves it."""
+    head = os.pread(file.fileno(), HEAD, place)[: max(0, end - place)]
+    known = _NUMBERS.pack(length_of(head), number_of_file, number)[LENGTH:]
+    is_own = head[LENGTH : _NUMBERS.size] == known[: max(0, len(head) - LENGTH)]
+    return is_own and (len(head) < LENGTH or length_of(head) + AROUND > end - place)
+
+
 def length_of(begin: bytes) -> int:
     """Of the blob in a frame that begins like this."""
     return int.from_bytes(begin[:LENGTH], "little")

@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 from holter.codec import read_words
-from holter.journal import read_backwards, reserved_ending
+from holter.integrity import integrity_of
+from holter.journal import JournalReader, read_backwards, reserved_ending
 from holter.run import STALE_SECONDS, Run, list_runs
 
 _ENTRIES = 64  # how far back a loss is looked for
+_SAID = ("record", "problem", "ending")  # kinds of entries
+_MOST_BYTES = 512 << 20  # of journals that are looked through for damage: about two seconds
 _NOTHING: Mapping[str, Any] = {"kind": "nothing"}
 
 
 @dataclass(frozen=True)
 class Glance:
-    """`trouble` says what kept it from being read; the rest is then what could be."""
+    """`trouble` says what kept all of it from being read; the rest is then what could be."""
 
     path: Path
     state: str = "unreadable"
@@ -36,6 +39,34 @@ class Glance:
 def glance_at_runs(directory: str | os.PathLike[str]) -> list[Glance]:
     """The runs right under a directory, newest first; what is wrong with one stays with it."""
     return [glance(run) for run in list_runs(directory)]
+
+
+def check_for_damage(glances: Sequence[Glance], most_bytes: int = _MOST_BYTES) -> tuple[list[Glance], int]:
+    """Return the glances with what is damaged in their runs, and how many were left out.
+
+    All of a journal has to be read for that: the newest runs come first, up to so many bytes in all.
+    """
+    found, left, left_out = [], most_bytes, 0
+    for one in glances:
+        if one.state != "unreadable" and one.size is not None:
+            if one.size > left:
+                left_out += 1
+            else:
+                left -= one.size
+                one = replace(one, trouble=_joined(one.trouble, _damage_of(one.path)))
+        found.append(one)
+    return found, left_out
+
+
+def _damage_of(path: Path) -> str:
+    readers = [JournalReader(journal) for journal in Run(path).own_journals]
+    try:
+        for reader in readers:
+            reader.survey()
+    except (OSError, ValueError) as error:
+        return str(error) or type(error).__name__
+    found = integrity_of(readers)
+    return found.words if found.severity else ""
 
 
 def glance(run: Run) -> Glance:
@@ -70,8 +101,15 @@ def _recorded(run: Run) -> dict[str, Any]:
         return {"state": "empty", "steps": 0}
     newest = _newest_first(mine[-1])
     last = next(newest, _NOTHING)
-    words = chain([last], newest, *map(_newest_first, reversed(mine[:-1])))
-    return {"state": _state(last, mine[-1]), **_progress(islice(words, _ENTRIES))}
+    words = islice(chain([last], newest, *map(_newest_first, reversed(mine[:-1]))), _ENTRIES)
+    said = next((one for one in words if one["kind"] in _SAID), None)
+    if said is None and run.state == "unreadable":
+        return {"state": "unreadable", "trouble": _joined(_described(run)["trouble"], run.integrity.sentence)}
+    return {"state": _state(last, mine[-1]), **_progress(chain([said or last], words))}
+
+
+def _joined(*troubles: str) -> str:
+    return ". ".join(filter(None, troubles))
 
 
 def _newest_first(journal: Path) -> Iterator[Mapping[str, Any]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
 
 from rich.console import RenderableType
 from rich.table import Table
@@ -26,6 +25,7 @@ STATE_STYLES = {
     "stopped": "yellow",
     "ended": "yellow",
 }
+SEVERITY_STYLES = {"critical": "bold red", "warning": "yellow", "info": "dim", "": ""}
 _VALIDATIONS = 4  # that are shown
 _SHORT = 60  # seconds
 _NAME_CELLS = 24  # a name among them may take
@@ -178,8 +178,8 @@ def _memory_line(scalars: Scalars) -> Text:
 def _record(summary: Summary) -> Iterator[tuple[str, Text]]:
     line = Text(f"{summary.records:,} steps")
     line.append(f", {summary.dropped:,} records dropped", "bold red" if summary.dropped else "")
-    damage = replace(summary.damage, unreadable_bytes=summary.unreadable_bytes)
-    yield "recorded", line.append(f", {damage.words or '0 bytes unreadable'}", "bold red" if damage else "")
+    found = summary.integrity
+    yield "recorded", line.append(f", {found.words or '0 bytes unreadable'}", SEVERITY_STYLES[found.severity])
     if summary.scalars.monitor_cost is not None:
         cost, seconds = summary.scalars.monitor_cost, summary.scalars.seconds
         line = Text(f"{share(cost)} of the time")

@@ -30,6 +30,7 @@ from holter.frames import (
     file_number,
     frames_before,
     frames_from,
+    is_begun,
     read_frame,
     write_frame,
     write_header,
@@ -127,6 +128,19 @@ class JournalReader:
         self._short_at = 0  # the size of the file when it was too small for all that its records have
         self._has_all_tables = False  # they were looked for in all of the file
         self._decoder = Decoder()
+        self.has_entries = False
+        self._stopped = 0, 0  # the place behind the last whole frame, and the number of the next one
+        self._is_begun = True  # behind it stands that next one, as far as it has been written
+
+    @property
+    def size(self) -> int:
+        """Bytes of the file, as it was last seen."""
+        return self._size
+
+    @property
+    def lost_tail(self) -> int:
+        """Bytes behind the last whole frame that are no frame being written: a killed process leaves none."""
+        return 0 if self._is_begun else max(0, self._size - max(self._offset, self._stopped[0]))
 
     @property
     def unreadable_bytes(self) -> int:
@@ -140,11 +154,32 @@ class JournalReader:
             if not self._goes_on(file, found.st_size):
                 self._start_over()
             self._size = self._decoder.size = found.st_size
+            self._is_begun = True  # until all is read
             if not self._expected:
                 self._number = file_number(file, self.path)
                 self._offset = BEGIN if self._number is not None else 0
-            yield from self._read_on(file, (found.st_size, found.st_mtime_ns))
-            yield from self._read_reserve(file)
+            for entry in self._read_on(file, (found.st_size, found.st_mtime_ns)):
+                self.has_entries = True
+                yield entry
+            self._is_begun = self._is_being_written(file)
+            for entry in self._read_reserve(file):
+                self.has_entries = True
+                yield entry
+
+    def _is_being_written(self, file: BinaryIO) -> bool:
+        if self._number is None:
+            return self._size < BEGIN
+        place, expected = self._stopped
+        return is_begun(file, place, self._size, self._number, expected)
+
+    def survey(self) -> None:
+        """Look for damage in a journal that was not read yet, by its frames alone: nothing of it is decoded."""
+        with self.path.open("rb", buffering=0) as file:
+            self._size = os.fstat(file.fileno()).st_size
+            self._number = file_number(file, self.path)
+            self.has_entries = self._look_ahead(file, BEGIN if self._number is not None else 0, 0)
+            self._stopped = self._offset, self._expected
+            self._is_begun = self._is_being_written(file)
 
     def _goes_on(self, file: BinaryIO, size: int) -> bool:
         """Whether this is still the file that was read before, or one that begins like it."""
@@ -163,7 +198,7 @@ class JournalReader:
             frame = read_frame(file, place, self._size)
             if frame is None or (frame.file, frame.number) != (self._number, expected):
                 if self._torn == (state, place) or not self._look_ahead(file, place, expected):
-                    self._torn = state, place
+                    self._torn, self._stopped = (state, place), (place, expected)
                     return
                 place, expected = self._offset, self._expected
                 continue

@@ -171,8 +171,8 @@ def _finding(finding: Finding) -> str:
         f'<span style="{_FAINT}">known at step {finding.step:,}, confidence {finding.confidence:.0%}</span>',
         _escaped(finding.advice, _WORDS),
     ]
-    if finding.evidence:
-        lines.append(f'<span style="{_FAINT}">{_escaped(", ".join(_evidence(finding.evidence)), _WORDS)}</span>')
+    if evidence := finding.further_evidence:
+        lines.append(f'<span style="{_FAINT}">{_escaped(", ".join(_evidence(evidence)), _WORDS)}</span>')
     if finding.alternatives:
         lines.append(f'<span style="{_FAINT}">or: {_escaped(", ".join(finding.alternatives), _WORDS)}</span>')
     inner = "".join(f"<div>{line}</div>" for line in lines if line)

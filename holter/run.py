@@ -28,6 +28,7 @@ from holter.codec import is_record, read_json
 from holter.damage import Damage
 from holter.diagnosis.finding import Finding, from_problem
 from holter.history import History
+from holter.integrity import Integrity, gaps_in, integrity_of
 from holter.journal import JournalReader, read_backwards
 from holter.record import FORMAT, Ending, Problem, Record
 
@@ -282,18 +283,21 @@ class Run:
 
         return (
             *diagnose(self.history.latest().records, self.info),
-            *(from_problem(problem) for problem in (*self.problems, *self.damage.problems)),
+            *map(from_problem, self.problems),
+            *self.integrity.findings,
         )
 
     @property
     def state(self) -> str:
         """running, finished, failed, stopped (by a finding), interrupted, ended (nobody said how), crashed (no sign of
-        life) or empty."""
+        life), empty (no journal) or unreadable (nothing in them can be read)."""
         ending, newest = self.ending, self._newest_journal()
         if newest is None:
             return "empty"
         if ending is not None:
             return ending.state
+        if integrity_of(self._readers).is_unreadable:
+            return "unreadable"
         return "running" if time.time() - newest.stat().st_mtime < STALE_SECONDS else "crashed"
 
     @property
@@ -314,6 +318,17 @@ class Run:
         """Frames of the journals that are damaged, missing, repeated or moved. A torn end is not among them."""
         self._ensure_read()
         return sum((part.reader.damage for part in self._parts.values()), Damage())
+
+    @property
+    def integrity(self) -> Integrity:
+        """How much of the journals can be read: what is damaged, which steps are missing, how serious that is."""
+        self._ensure_read()
+        steps = self.history.latest().steps.tolist()
+        return integrity_of(self._readers, len(steps), gaps_in(steps))
+
+    @property
+    def _readers(self) -> list[JournalReader]:
+        return [part.reader for part in self._parts.values()]
 
     def refresh(self) -> list[Record]:
         """Reads what was appended since the last time and returns the new records."""

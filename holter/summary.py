@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from holter.damage import Damage
 from holter.history import History
+from holter.integrity import Integrity
 from holter.layer_summary import Role, summarise_roles
 from holter.record import Problem
 from holter.run import Run
@@ -37,7 +37,7 @@ class Summary:
     records: int
     dropped: int
     unreadable_bytes: int
-    damage: Damage
+    integrity: Integrity
     signs: tuple[Sign, ...]
     scalars: Scalars
     problems: tuple[Problem, ...]
@@ -64,7 +64,7 @@ def summarise(run: Run) -> Summary:
         records=len(run.history),
         dropped=max(ending.dropped if ending is not None else 0, _dropped(history)),
         unreadable_bytes=run.unreadable_bytes,
-        damage=run.damage,
+        integrity=run.integrity,
         signs=signs_of(history, run.layers),
         scalars=summarise_scalars(history),
         problems=tuple(run.problems),

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
-from holter.damage import Damage
+from holter.integrity import Gaps, Integrity, integrity_of
 from holter.journal import JournalReader
 from holter.record import Ending, Entry, Record
 from holter.run import STALE_SECONDS, Run, is_run
@@ -32,6 +32,7 @@ class Tail:
         self._taken: dict[Path, int] = {}  # the last step that was taken from each
         self._starts: dict[Path, int] = {}  # how often each had been read from its start when something was taken
         self._endings: dict[Path, Ending] = {}
+        self._gaps = Gaps()
         self._begin()
 
     @property
@@ -45,19 +46,15 @@ class Tail:
         return self._endings.get(newest) if newest is not None else None
 
     @property
-    def damage(self) -> Damage:
-        """As `Run.damage` has it, of what was read so far."""
-        return sum((self._readers[path].damage for path in self._opened), Damage())
-
-    @property
-    def bytes_torn(self) -> int:
-        """Behind what was read last of each journal: still to be read, or unreadable, a torn tail, damage."""
-        return sum(self._readers[path].unreadable_bytes for path in self._opened)
+    def integrity(self) -> Integrity:
+        """As `Run.integrity` has it, of what was read so far."""
+        return integrity_of([self._readers[path] for path in self._opened], self._gaps.count, self._gaps.ranges)
 
     @property
     def bytes_unread(self) -> int:
-        """All of the journals that were not opened yet among them."""
-        return self.bytes_torn + sum(_size(path) for path in self.run.own_journals if path not in self._opened)
+        """What is still to be read, all of the journals that were not opened yet among it; or unreadable."""
+        torn = sum(self._readers[path].unreadable_bytes for path in self._opened)
+        return torn + sum(_size(path) for path in self.run.own_journals if path not in self._opened)
 
     @property
     def bytes_there(self) -> int:
@@ -72,6 +69,8 @@ class Tail:
             return "empty"
         if (ending := self.ending) is not None:
             return ending.state
+        if self.integrity.is_unreadable:
+            return "unreadable"
         return "running" if now - _changed(newest) < STALE_SECONDS else "crashed"
 
     def read(self) -> Iterator[Entry]:
@@ -106,6 +105,7 @@ class Tail:
             if entry.step >= until or (entry.late and entry.step > max(self._taken.values(), default=-1)):
                 return False  # late for a step of a line that ended, where it was still written after the resume
             if not entry.late:
+                self._gaps.put(entry.step)
                 self._taken[path] = max(entry.step, self._taken.get(path, -1))
         return True
 

@@ -12,7 +12,24 @@ import click
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from holter.run import Run
+
 FOUND = 3  # exit code of --fail-on: 1 says that something could not be done, 2 that a command was not understood
+
+
+UNREADABLE = 1
+
+
+def readable(run: Run) -> Run:
+    """Return the run. ValueError, and so exit code 1, if nothing in its journals can be read."""
+    if run.state == "unreadable":
+        raise ValueError(unreadable(str(run.path), run.integrity.sentence))
+    return run
+
+
+def unreadable(name: str, sentence: str) -> str:
+    """Return what is said of a run of which nothing can be read."""
+    return f"{name}: {sentence} Restore its journals from a copy if there is one, or train again"
 
 
 def about(error: OSError) -> str:

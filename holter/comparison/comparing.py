@@ -132,14 +132,14 @@ def _names(runs: Sequence[Reading]) -> list[str]:
 
 
 def _side(track: Track, level: float | None, validation: str | None) -> Side:
-    losses, run = track.scalar("loss")[1], track.reading
+    (steps, losses), run = track.scalar("loss"), track.reading
     return Side(
         name=track.name,
         path=str(run.path),
         state=run.state,
         steps=len(track),
         measures=measure(track, validation),
-        steps_to_level=steps_to(losses, level) if level is not None else None,
+        steps_to_level=steps_to(losses, level, steps) if level is not None else None,
         findings=run.findings,
         notes=tuple(_notes(track)),
         curves={name: _curve(track, name) for name in CURVES if name in track.scalars},
@@ -150,8 +150,8 @@ def _notes(track: Track) -> list[str]:
     run, said = track.reading, []
     if not run.info:
         said.append("its run.json is missing or damaged: nothing is known of its model")
-    if run.damage:
-        said.append(run.damage[0].lower() + run.damage[1:].rstrip("."))
+    if damage := run.integrity.sentence:
+        said.append(damage[0].lower() + damage[1:].rstrip("."))
     if not len(track):
         said.append("it has no steps")
         return said

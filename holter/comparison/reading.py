@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 
 from holter.comparison.sheets import ROOM, Sheet
-from holter.damage import told_of
 from holter.diagnosis.doctor import Doctor
 from holter.diagnosis.finding import Finding, from_problem
 from holter.history import names_in
+from holter.integrity import Integrity
 from holter.record import EXECUTION_ORDER, Entry, Problem, Record
 from holter.run import Run, find_run
 from holter.series import Floats, Integers
@@ -46,7 +46,7 @@ class Reading:
         self.path, self._room = path, room
         self.info: Mapping[str, Any] = {}
         self.state = "empty"
-        self.damage = ""  # what could not be read, in a sentence
+        self.integrity = Integrity()
         self.findings: tuple[Finding, ...] = ()
         self.begin()
 
@@ -87,7 +87,7 @@ class Reading:
         if self._doctor is not None:
             self._doctor.finish()
             self.findings = self._doctor.findings
-        self.findings = (*self.findings, *map(from_problem, self._problems))
+        self.findings = (*self.findings, *map(from_problem, self._problems), *self.integrity.findings)
         self._doctor = None  # it remembers much
 
     @property
@@ -122,20 +122,18 @@ def read_run(run: Run | str | os.PathLike[str], room: int = ROOM) -> Reading:
     if isinstance(run, Run):
         reading = Reading(run.path, room)
         reading.info = run.info
-        entries: list[Entry] = [*run.history.latest().records, *run.problems, *run.damage.problems]
+        entries: list[Entry] = [*run.history.latest().records, *run.problems]
         for entry in entries:
             reading.take(entry)
-        reading.state, reading.damage = run.state, told_of(run.damage, run.unreadable_bytes)
+        reading.state, reading.integrity = run.state, run.integrity
     else:
         reading = Reading(find_run(run), room)
         tail = Tail(reading.path, reading.begin)
         for entry in tail.read():
             reading.info = tail.run.info
             reading.take(entry)
-        for problem in tail.damage.problems:
-            reading.take(problem)
         reading.info = tail.run.info
-        reading.state, reading.damage = tail.state(time.time()), told_of(tail.damage, tail.bytes_torn)
+        reading.state, reading.integrity = tail.state(time.time()), tail.integrity
     reading.finish()
     return reading
 

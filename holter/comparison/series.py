@@ -200,10 +200,16 @@ def smooth(values: Floats) -> Floats:
     return np.convolve(values, np.ones(SMOOTHED) / SMOOTHED, "valid") if len(values) >= SMOOTHED else values[:0]
 
 
-def steps_to(values: Floats, level: float) -> int | None:
-    """How many values it takes until the smoothed series is as low as this; None where it never is."""
+def steps_to(values: Floats, level: float, steps: Integers | None = None) -> int | None:
+    """How many steps it takes until the smoothed series is as low as this; None where it never is.
+
+    `steps` are those of the values, which may lack some; without them there is a value for every step.
+    """
     reached = np.flatnonzero(smooth(values) <= level)
-    return int(reached[0]) + SMOOTHED if len(reached) else None
+    if not len(reached):
+        return None
+    last = int(reached[0]) + SMOOTHED - 1
+    return (last if steps is None else int(steps[last])) + 1
 
 
 def common_level(losses: list[Floats]) -> float | None:

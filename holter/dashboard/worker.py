@@ -19,7 +19,6 @@ from pathlib import Path
 
 import numpy as np
 
-from holter.damage import told_of
 from holter.dashboard.process import READY
 from holter.dashboard.wire import Answer, to_line
 from holter.report.examining import Examined
@@ -48,7 +47,7 @@ class Practice:
             while len(self._open) > _OPEN:
                 self._open.popitem(last=False)
         examined = follower.examined() if is_complete else Examined()
-        damage = told_of(follower.damage, follower.unreadable_bytes)
+        damage = follower.integrity.sentence
         return Answer(examined, state, follower.digest.count, spark_of(follower), is_complete, damage)
 
 

@@ -35,6 +35,11 @@ class Finding:
         if self.severity not in SEVERITIES:
             raise ValueError(f"severity is one of {', '.join(SEVERITIES)}, got {self.severity!r}")
 
+    @property
+    def further_evidence(self) -> Mapping[str, object]:
+        """The evidence that the advice does not say already, for all that show both."""
+        return {} if self.evidence.keys() == {"where", "what"} else self.evidence
+
     def __str__(self) -> str:
         place = self.layer or self.where
         return f"{self.severity}: {self.cause} in {place} since step {self.since}. {self.advice}"

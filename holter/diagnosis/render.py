@@ -12,6 +12,7 @@ from rich.text import Text
 from holter.diagnosis.convergence import Outlook
 from holter.diagnosis.finding import Finding
 from holter.diagnosis.health import Check
+from holter.integrity import Integrity
 from holter.words import number, printable
 
 _MARKS = {"passed": ("✓", "green"), "failed": ("✗", "red"), "not observed": ("–", "dim")}
@@ -33,9 +34,10 @@ def render_ending(state: str, error: str, steps: int) -> RenderableType:
     return Text(f"{printable(words[state])}\n", _ENDS.get(state, "yellow")) if state in words else Text("", end="")
 
 
-def render_damage(told: str) -> RenderableType:
+def render_damage(found: Integrity) -> RenderableType:
     """What the findings cannot be about."""
-    return Text(f"{told}\n" if told else "", "yellow", end="")
+    told = found.sentence
+    return Text(f"{told}\n" if told else "", _STYLES.get(found.severity, "dim"), end="")
 
 
 def render_findings(findings: Sequence[Finding], steps: int, state: str = "finished") -> RenderableType:
@@ -84,8 +86,8 @@ def _paragraph(finding: Finding) -> list[RenderableType]:
         (f"  {finding.severity}, known at step {finding.step:,}, confidence {finding.confidence:.0%}", "dim"),
     )
     lines: list[RenderableType] = [head, Padding(Text(printable(finding.advice)), (0, 0, 0, 1))]
-    if finding.evidence:
-        lines.append(Padding(Text(_evidence(finding.evidence), "dim"), (0, 0, 0, 1)))
+    if evidence := finding.further_evidence:
+        lines.append(Padding(Text(_evidence(evidence), "dim"), (0, 0, 0, 1)))
     if finding.alternatives:
         others = ", ".join(map(printable, finding.alternatives))
         lines.append(Padding(Text(f"or: {others}", "dim"), (0, 0, 0, 1)))

@@ -13,10 +13,10 @@ from typing import Any
 from holter.diagnosis.convergence import Outlook, outlook
 from holter.diagnosis.doctor import Doctor
 from holter.diagnosis.events import Event
-from holter.diagnosis.finding import Finding, from_problem
+from holter.diagnosis.finding import Finding
 from holter.diagnosis.health import Check, check_health
 from holter.history import History
-from holter.record import Problem, Record, size_of
+from holter.record import Record, size_of
 from holter.report.onsets import Onsets
 from holter.signs import Sign, signs_of
 
@@ -58,12 +58,12 @@ class Examiner:
         self._onsets.take(self._doctor)
         self._sample.put(record)
 
-    def examined(self, layers: Sequence[Mapping[str, Any]], problems: Sequence[Problem], *, is_over: bool) -> Examined:
+    def examined(self, layers: Sequence[Mapping[str, Any]], own: Sequence[Finding], *, is_over: bool) -> Examined:
         if is_over and not self._is_finished:
             self._doctor.finish()
             self._is_finished = True
             self._onsets.take(self._doctor)
-        findings = (*self._earlier, *self._doctor.findings, *map(from_problem, problems))
+        findings = (*self._earlier, *self._doctor.findings, *own)
         history = History(record for records in self._sample.records.values() for record in records)
         planned = self._info.get("total_steps")
         return Examined(

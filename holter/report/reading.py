@@ -6,7 +6,8 @@ import math
 import time
 from pathlib import Path
 
-from holter.damage import Damage
+from holter.diagnosis.finding import from_problem
+from holter.integrity import Integrity
 from holter.journal_parts import read_sample
 from holter.record import Ending, Entry, Problem, Record
 from holter.report.buckets import BUCKETS
@@ -57,12 +58,12 @@ class Follower:
 
     @property
     def unreadable_bytes(self) -> int:
-        return self._tail.bytes_torn if self.is_complete else 0
+        return self.integrity.unreadable_bytes
 
     @property
-    def damage(self) -> Damage:
-        """As `Run.damage` has it, once all is read."""
-        return self._tail.damage if self.is_complete else Damage()
+    def integrity(self) -> Integrity:
+        """As `Run.integrity` has it, once all is read."""
+        return self._tail.integrity if self.is_complete else Integrity()
 
     @property
     def read_share(self) -> float:
@@ -120,10 +121,10 @@ class Follower:
 
     def examined(self) -> Examined:
         """What the doctor says by now; only of a follower that examines."""
-        problems = [*self.problems, *self.damage.problems]
+        own = [*map(from_problem, self.problems), *self.integrity.findings]
         if self.examiner is None:
-            return Examiner(self.run.info).examined(self.run.layers, problems, is_over=False)
-        return self.examiner.examined(self.run.layers, problems, is_over=self.run_state != "running")
+            return Examiner(self.run.info).examined(self.run.layers, own, is_over=False)
+        return self.examiner.examined(self.run.layers, own, is_over=self.run_state != "running")
 
     def _known(self) -> tuple[object, ...]:
         return self._whole, self._whole.count, len(self.problems) + self.more_problems, self.ending

@@ -65,7 +65,7 @@ def _told(finding: Finding, digest: Digest) -> Json:
         "until": finding.until,
         "severity": finding.severity,
         "confidence": finding.confidence,
-        "evidence": {str(name): _plain(value) for name, value in finding.evidence.items()},
+        "evidence": {str(name): _plain(value) for name, value in finding.further_evidence.items()},
         "advice": finding.advice,
         "alternatives": [title_of(cause) for cause in finding.alternatives],
         "charts": [chart for one in _shown(finding, digest) if (chart := _chart(one, finding.since))],

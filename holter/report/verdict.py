@@ -32,6 +32,8 @@ def verdict_of(findings: Sequence[Finding], run_state: str, steps: int) -> Verdi
         others = f" {more(len(ill) - 1, 'finding')}." if len(ill) > 1 else ""
         sentence = f"{_what(leading)}. {first_sentence(leading.advice)}{others}{ended}"
         return Verdict("sick", leading.severity, sentence)
+    if lost := [one for one in findings if one.where == "monitor" and one.severity == "critical"]:
+        return Verdict("unknown", None, f"Not known: {first_sentence(lost[0].advice)}{ended}")
     if steps < _FEW_STEPS:
         return Verdict("unknown", None, f"Too early to say: {_steps(steps)} so far.{ended}")
     if ended:

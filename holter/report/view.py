@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from holter.damage import told_of
 from holter.diagnosis.convergence import Outlook
 from holter.diagnosis.thresholds import Thresholds, listed
 from holter.record import ACTIVATIONS
@@ -168,7 +167,7 @@ def _notes(follower: Follower, examined: Examined) -> list[str]:
     found = []
     if not follower.run.info:
         found.append("run.json is missing or damaged: what was trained is not known.")
-    if damage := told_of(follower.damage, follower.unreadable_bytes):
+    if damage := follower.integrity.sentence:
         found.append(damage)
     if follower.is_sample:
         found.append(f"A sample of this long run; {share(follower.read_share)} of it has been read so far.")

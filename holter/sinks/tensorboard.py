@@ -137,7 +137,9 @@ def _text(finding: Finding) -> str:
     parts = [
         f"**{finding.severity}: {printable(finding.cause)}**{place} since step {finding.since:,}{over} ({known})",
         printable(finding.advice),
-        ", ".join(f"{printable(name.replace('_', ' '))} {_value(value)}" for name, value in finding.evidence.items()),
+        ", ".join(
+            f"{printable(name.replace('_', ' '))} {_value(value)}" for name, value in finding.further_evidence.items()
+        ),
         f"or: {', '.join(map(printable, finding.alternatives))}" if finding.alternatives else "",
     ]
     return "\n\n".join(part for part in parts if part)
