@@ -183,13 +183,18 @@ class Capture:
         self._saw_forward = False  # since the last step
         self._handles: list[RemovableHandle] = []
         self._on_parts: list[RemovableHandle] = []
+        self._see_forwards(model, sees_ends)
+        self._scaler = WatchedScaler.attach(scaler, self.skipped) if scaler is not None else None
+        _listen(self)
+
+    def _see_forwards(self, model: nn.Module, sees_ends: bool) -> None:
+        if self._compiled_calls.stand_before:
+            return
         with contextlib.suppress(RuntimeError):  # a scripted module takes no hooks: its forwards are not observed
             began, ended = (ModuleHook(self, "see a forward", Capture._forward, is_end) for is_end in (False, True))
             self._handles.append(model.register_forward_pre_hook(began, with_kwargs=True))
             if sees_ends:
                 self._handles.append(model.register_forward_hook(ended))
-        self._scaler = WatchedScaler.attach(scaler, self.skipped) if scaler is not None else None
-        _listen(self)
 
     def _claim(self, optimizer: Any) -> None:
         self._optimizers[optimizer] = True
@@ -246,13 +251,21 @@ class Capture:
     def _remove_hooks(self) -> None:
         _listen_no_more(self)
         self._compiled_calls.remove()
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
+        self._remove_forward_hooks()
         for stand_in in self._stand_ins:
             stand_in.detach()
         self._stand_ins.clear()
         self._await_no_forward()
+
+    def _search_compiled(self) -> None:
+        self._compiled_calls.search()
+        if self._compiled_calls.stand_before:
+            self._remove_forward_hooks()
+
+    def _remove_forward_hooks(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
 
     # The hooks. Whatever fails in them stays in them.
 
@@ -299,7 +312,7 @@ class Capture:
                     pass
                 if not self._steps:
                     if not self._saw_forward:
-                        self._compiled_calls.search()
+                        self._search_compiled()
                     self._saw_forward = False
                     self._listener.after_step(optimizer, _has_closure(args, kwargs))
 

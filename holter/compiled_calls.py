@@ -12,7 +12,7 @@ import sys
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import nn
@@ -47,6 +47,16 @@ class CompiledCalls:
         self._stand_before(model)
 
     @property
+    def stand_before(self) -> bool:
+        """Whether calls are seen in front of what `model.compile()` left.
+
+        Hooks on the model are superfluous then, and not harmless: a module of torch's own, such as `nn.Sequential`, is
+        compiled by torch only if it has hooks.
+        """
+        model = self._model()
+        return model is not None and self._is_mine(model.__dict__.get("_compiled_call_impl"))
+
+    @property
     def are_found(self) -> bool:
         """Whether the model is known to be called compiled."""
         model = self._model()
@@ -69,15 +79,18 @@ class CompiledCalls:
 
     def _stand_before(self, model: nn.Module) -> None:
         inner = model.__dict__.get("_compiled_call_impl")
-        if inner is not None and not (isinstance(inner, _Call) and inner.calls() is self):
+        if inner is not None and not self._is_mine(inner):
             model._compiled_call_impl = _Call(inner, self)
 
     def remove(self) -> None:
         self._remove_hooks()
         model = self._model()
         call = model.__dict__.get("_compiled_call_impl") if model is not None else None
-        if model is not None and isinstance(call, _Call) and call.calls() is self:
+        if model is not None and self._is_mine(call):
             model._compiled_call_impl = call.inner
+
+    def _is_mine(self, call: object) -> TypeGuard[_Call]:
+        return isinstance(call, _Call) and call.calls() is self
 
     def _remove_hooks(self) -> None:
         while self._handles:
