@@ -220,7 +220,8 @@ def diagnose(run: Path, as_json: bool, fail_on: str | None) -> None:
 
     opened = readable(open_run(run))
     history = opened.history.latest()
-    findings, checks = opened.findings, check_health(history, opened.layers)
+    findings = opened.findings
+    checks = check_health(history, opened.layers, findings=findings)
     planned = opened.info.get("total_steps")
     going = outlook(*history.scalar("loss"), planned if isinstance(planned, int) else None)
     error = opened.ending.error if opened.ending is not None else ""

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+import holter
+from holter.diagnosis.finding import Finding
 from holter.diagnosis.health import Check, check_health
 from holter.diagnosis.thresholds import Thresholds
 from holter.history import History
 from holter.record import LayerRows, Record
+from holter.report.reading import Follower
 from holter.statistics.measure import measure_rows
 from holter.statistics.rows import Rows
+from tests.test_cli import call, parse
 
 LAYERS = [
     {"name": "a.weight", "shape": [10, 10]},
@@ -105,6 +111,62 @@ def test_a_low_loss_at_the_first_steps_is_no_measure_where_losses_swing() -> Non
     swinging[:3] = 0.1
     (line,) = [one for one in check_health(_losses(swinging)) if "loss falls" in one.name]
     assert line.state == "passed"
+
+
+SUMMED = 90.0 * (1 - 0.005 * np.arange(100))  # over a batch of 64
+LIKELIHOOD = 0.4 - 0.02 * np.arange(100) + 0.3 * np.random.default_rng(4).normal(size=100)  # narrower and narrower
+
+
+@pytest.mark.parametrize(
+    ("loss", "norm", "state"),
+    [
+        (SUMMED, 60.0, "passed"),
+        (20 * SUMMED, 1200.0, "passed"),
+        (SUMMED, 9e3, "failed"),
+        (LIKELIHOOD, 30.0, "passed"),
+        (LIKELIHOOD - 100, 30.0, "passed"),
+        (LIKELIHOOD, np.geomspace(1, 1e4, 100), "failed"),  # of any sign: norms that run away do so
+        (np.geomspace(2.3, 1e6, 100), 1e6, "failed"),  # a loss that ran away is no measure for its gradients
+        (2.0 / (1 + 0.05 * np.arange(100)), 150.0, "failed"),
+    ],
+)
+def test_norms_are_judged_by_the_size_of_their_loss(loss: np.ndarray, norm: Any, state: str) -> None:
+    """A loss may be a sum, need not begin at ln(classes), and may be negative."""
+    changes = {"loss": loss, "gradient_norm": np.broadcast_to(norm, 100)}
+    assert check("norm is between", **changes).state == check("outer limits", **changes).state == state
+
+
+@pytest.mark.parametrize("cause", ["lr-too-high", "lr-jump"])
+def test_no_line_passes_a_rate_that_is_found_fault_with(cause: str) -> None:
+    finding = Finding(cause, "lr", 7, 20, severity="critical")
+    names = ("phase", "out of all bounds")
+    lines = [one for one in check_health(history(), LAYERS, findings=[finding]) if any(n in one.name for n in names)]
+    assert [one.state for one in lines] == ["failed"] * 2 and all(
+        f"yet {cause} since step 7" in one.text for one in lines
+    )
+    for other in (replace(finding, until=40), replace(finding, severity="info"), Finding("dead-relu", "layer", 7, 20)):
+        assert {one.state for one in check_health(history(), LAYERS, findings=[other])} == {"passed"}
+
+
+def test_all_that_show_the_health_of_a_run_show_the_same(tmp_path: Path) -> None:
+    """P32: diagnose and report, of a training whose rate is far too high."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.Tanh(), torch.nn.Linear(32, 4))
+    optimizer = torch.optim.Adam(model.parameters(), lr=3.0)
+    with holter.watch(model, optimizer, run=tmp_path, budget=None) as monitor:
+        for _ in range(40):
+            x = torch.randn(64, 8)
+            loss = torch.nn.functional.cross_entropy(model(x), x[:, :4].argmax(1))
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            monitor.log(loss=loss)
+    follower = Follower(tmp_path, examine=True)
+    follower.read_on()
+    said = {one["name"]: one for one in parse(call("diagnose", tmp_path, "--json"))["health"]}
+    (line,) = [one for one in follower.examined().health if "phase" in one.name]
+    assert said[line.name]["state"] == line.state == "failed"
+    assert said[line.name]["text"] == line.text and "lr-too-high" in line.text
 
 
 def _losses(values: np.ndarray) -> History:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 
 from holter.diagnosis.anatomy import kind_of
-from holter.diagnosis.limits import crossed
+from holter.diagnosis.finding import Finding
+from holter.diagnosis.limits import crossed, size_of_loss
 from holter.diagnosis.thresholds import Thresholds
 from holter.history import History
 from holter.series import Flags, Floats, Integers, overall_median
@@ -41,19 +42,25 @@ class Check:
 
 
 def check_health(
-    history: History, layers: Sequence[Mapping[str, Any]] = (), thresholds: Thresholds | None = None
+    history: History,
+    layers: Sequence[Mapping[str, Any]] = (),
+    thresholds: Thresholds | None = None,
+    findings: Sequence[Finding] = (),
 ) -> tuple[Check, ...]:
-    """E31, in the order of its lines. `layers` are those of run.json, whose shapes tell which can be compared."""
+    """E31, in the order of its lines. `layers` are those of run.json, whose shapes tell which can be compared.
+
+    No line about updates passes while one of the `findings` is about the learning rate.
+    """
     limits = thresholds or Thresholds()
     matrices = {str(layer.get("name")) for layer in layers if len(layer.get("shape") or ()) > 1}
     return (
         _loss_falls(history, limits),
         _norm_is_right(history),
-        _updates_fit_the_phase(history, matrices),
+        _agreeing(_updates_fit_the_phase(history, matrices), findings),
         _bells(history),
         _throughput_is_steady(history),
         _memory_is_steady(history, limits),
-        _no_update_alert(history, limits, matrices),
+        _agreeing(_no_update_alert(history, limits, matrices), findings),
         _within_limits(history, limits),
         _layers_are_alike(history, limits, matrices),
     )
@@ -65,6 +72,14 @@ def _check(name: str, is_right: bool | np.bool_, value: float, text: str) -> Che
 
 def _unseen(name: str, why: str) -> Check:
     return Check(name, "not observed", float("nan"), why)
+
+
+def _agreeing(check: Check, findings: Sequence[Finding]) -> Check:
+    """Return the check, failed if the rate is being found fault with: that takes more into account than a band does."""
+    rates = [one for one in findings if one.where == "lr" and one.severity != "info" and one.until is None]
+    if check.state != "passed" or not rates:
+        return check
+    return replace(check, state="failed", text=f"{check.text}; yet {rates[0].cause} since step {rates[0].since:,}")
 
 
 def _loss_falls(history: History, limits: Thresholds) -> Check:
@@ -140,7 +155,26 @@ def _norm_is_right(history: History) -> Check:
     if not len(values):
         return _check(name, False, float(recent[-1]), "it is not finite of late")
     usual = float(np.median(values))
-    return _check(name, 0.1 <= usual <= 10, usual, f"{number(usual)} of late")
+    return _check(name, *_judged_norm(usual, history))
+
+
+def _judged_norm(usual: float, history: History) -> tuple[bool, float, str]:
+    """Whether a norm is right for the size of its loss. The band is that of a loss of about 1: a sum over a batch has
+    larger gradients, and so has a likelihood of a narrow distribution, which may be of any sign."""
+    text = f"{number(usual)} of late"
+    if 0.1 <= usual <= 10 or usual < 0.1:
+        return usual >= 0.1, usual, text
+    if (size := size_of_loss(history)) is None:
+        norms = history.scalar("gradient_norm")[1]
+        first = max(1.0, overall_median(norms[np.isfinite(norms)][:_RECENT]))
+        return (
+            usual <= 10 * first,
+            usual,
+            f"{text}, {times(usual / first)} what it began with; a loss below 0 has no usual norm",
+        )
+    if size == 1:
+        return False, usual, text
+    return usual <= 10 * size, usual, f"{text}, {number(usual / size)} for each unit of a loss of {number(size)}"
 
 
 def _updates_fit_the_phase(history: History, matrices: set[str]) -> Check:

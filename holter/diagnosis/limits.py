@@ -25,12 +25,24 @@ def crossed(history: History, limits: Thresholds) -> dict[str, str] | None:
 _Told = tuple[str, bool, str]  # a limit, whether it is crossed, and the number
 
 
+def size_of_loss(history: History) -> float | None:
+    """Return what gradients are measured by: the loss where it began or where it is, whichever is less, and no less
+    than 1. A sum over a batch has larger gradients than a mean. None for a loss that goes below 0: it has no size."""
+    values = _finite(history.scalar("loss")[1])
+    if (values < 0).any():
+        return None
+    if len(values) < 2 * _RECENT:
+        return 1.0
+    return max(1.0, min(overall_median(values[:_RECENT]), overall_median(values[-_RECENT:])))
+
+
 def _norms(history: History, limits: Thresholds) -> Iterator[_Told]:
     values = _finite(history.scalar("gradient_norm")[1])
     if len(values) < 2 * _RECENT:
         return
     now, first = overall_median(values[-_RECENT:]), overall_median(values[:_RECENT])
-    yield "exploding_norm", now > limits.exploding_norm, f"gradient norm {number(now)}"
+    usual = size_of_loss(history) or max(1.0, first)
+    yield "exploding_norm", now > limits.exploding_norm * usual, f"gradient norm {number(now)}"
     yield "least_norm", now < limits.least_norm, f"gradient norm {number(now)}"
     if first > 0:
         yield "norm_fall", now < limits.norm_fall * first, f"{number(now / first)} of the first norms"
@@ -47,10 +59,13 @@ def _layers(history: History, limits: Thresholds) -> Iterator[_Told]:
 
 
 def _losses(history: History, limits: Thresholds) -> Iterator[_Told]:
-    values = _finite(history.scalar("loss")[1])[-_RECENT:]
+    everything = _finite(history.scalar("loss")[1])
+    values = everything[-_RECENT:]
     if len(values) < _RECENT:
         return
     mean = float(np.abs(values.mean()))
+    if (everything < 0).any():  # near 0 a mean says nothing of its size
+        mean = max(mean, overall_median(np.abs(everything)))
     yield "loss_noise", bool(values.std() > limits.loss_noise * mean), f"{number(float(values.std()))} around its mean"
     level = bool((values[1:] > limits.plateau * values[0]).all()) and values[0] > 0
     yield "plateau", level, f"none of the last {_RECENT} losses below {limits.plateau:g} of the first of them"

@@ -68,7 +68,7 @@ class Examiner:
         planned = self._info.get("total_steps")
         return Examined(
             findings=findings,
-            health=check_health(history, layers),
+            health=check_health(history, layers, findings=findings),
             outlook=outlook(*history.scalar("loss"), planned if isinstance(planned, int) else None),
             signs=signs_of(history, tuple(layers)),
             sampled=min(1.0, len(history) / max(self._steps, 1)),
