@@ -183,7 +183,8 @@ def show(run: Path, all_layers: bool, role: str | None, as_json: bool) -> None:
 
     "vs siblings" is a layer's norm (of updates the ratio to the weight) over the median of its kind: matrices, biases
     or vectors. "change" and "growth" are its last over its first, "median" is over the run, and everything else is as
-    last measured. Activations are listed in the order in which they run.
+    last measured; "unchanged" is of all its weights, those without a gradient too. Activations are listed in the order
+    in which they run.
     """
     from holter.run import open_run
     from holter.summary import summarise

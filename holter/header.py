@@ -13,7 +13,7 @@ from rich.text import Text
 from holter.scalar_summary import Course, Scalars
 from holter.summary import Summary
 from holter.tables import shorten, sparkline
-from holter.words import amount, duration, number, printable, share, size
+from holter.words import amount, duration, number, printable, share, size, stage_name
 
 STATE_STYLES = {
     "finished": "green",
@@ -151,7 +151,7 @@ def _batch_line(scalars: Scalars) -> Text:
 
 
 def _time_line(scalars: Scalars) -> Text:
-    words = [f"{stage} {share(part)}" for stage, part in scalars.stages.items()]
+    words = [f"{stage_name(stage)} {share(part)}" for stage, part in scalars.stages.items()]
     step = f"{duration(scalars.step_time.median)} a step" if scalars.step_time is not None else ""
     if not words or not step:
         return Text(step)

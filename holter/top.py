@@ -33,7 +33,7 @@ from holter.record import is_validation
 from holter.report.verdict import first_sentence, place_of, ranked, verdict_of
 from holter.run import find_run, is_run
 from holter.tables import logarithms, shorten, sparkline
-from holter.words import amount, duration, number, printable, share, size
+from holter.words import amount, duration, number, printable, share, size, stage_name
 
 _POLL_SECONDS = 0.5
 _TITLE_CELLS, _VALUE_CELLS = 10, 20
@@ -188,7 +188,7 @@ def _work(vitals: Vitals, width: int) -> Iterator[tuple[str, Text]]:
 def _time(step: str, stages: Mapping[str, float], width: int) -> Text:
     """Of a step, and where it goes: as a bar where there is room for one."""
     line, room = Text(f"{step} a step"), width - len(step) - 9
-    said = {stage: f" {stage} {share(part)}" for stage, part in stages.items()}
+    said = {stage: f" {stage_name(stage)} {share(part)}" for stage, part in stages.items()}
     for stage in sorted(stages, key=lambda stage: stages[stage]):  # in a narrow terminal the small ones are left out
         if sum(map(len, said.values())) > room:
             del said[stage]

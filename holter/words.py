@@ -52,6 +52,15 @@ def share(value: float) -> str:
     return f"{100 * value:.2g} %" if 0.001 <= value < 0.995 else "<0.1 %" if value < 0.5 else ">99 %"
 
 
+def stage_name(stage: str) -> str:
+    """What a stage of a step covers: after the forward come the loss, the backward and all else up to the step.
+
+    >>> stage_name("backward"), stage_name("forward")
+    ('loss and backward', 'forward')
+    """
+    return "loss and backward" if stage == "backward" else stage
+
+
 def share_range(values: Iterable[float]) -> str:
     """Shares from the lowest to the highest.
 

@@ -33,7 +33,7 @@ from holter.report.picture import (
 )
 from holter.report.picture_data import Series, comparable, entries, floats, read_map, read_series, strings, title_of
 from holter.report.strip_picture import draw_strip
-from holter.words import duration
+from holter.words import duration, stage_name
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -270,7 +270,7 @@ def _mark_side(axes: Axes, rows: npt.NDArray[np.int64]) -> None:
 
 
 def _machine(scalars: Mapping[str, Any], page: Page) -> Figure | None:
-    stages = _curves(scalars, {f"time/{stage}": stage for stage in _STAGES})
+    stages = _curves(scalars, {f"time/{stage}": stage_name(stage) for stage in _STAGES})
     memory = [(label, _in_gibibytes(series)) for label, series in _curves(scalars, _MEMORY)]
     panels = [
         (words, draw, curves)

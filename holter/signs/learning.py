@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from holter.signs.sign import Evidence, Floats, Level, Look, Sign, since_words, trailing
-from holter.words import share
+from holter.words import share_range
 
 FEW_STEPS = 3  # a layer may be left out of a step by chance, as with stochastic depth
 ZERO_STEPS = 5  # in a row: what starts behind a zero (LoRA's A) has its gradient after one step or two
@@ -147,7 +147,10 @@ def unchanged_weights(evidence: Evidence) -> Iterator[Sign]:
         yield Sign("unchanged", f"{evidence.names(ordered)}: {its} a gradient", ordered, None, 1.0)
     if lost:
         ordered, worst = evidence.in_depth(lost), max(lost.values())
-        text = f"{evidence.names(ordered)}: up to {share(worst)} of the weights keep their bits at a step"
+        part = f"{share_range(lost.values())}{', by layer,' if len(lost) > 1 else ''}"
+        text = (
+            f"{evidence.names(ordered)}: in the median {part} of the weights with a gradient keep their bits at a step"
+        )
         yield Sign("unchanged", f"{text}: updates are lost in rounding", ordered, None, worst)
 
 

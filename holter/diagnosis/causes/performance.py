@@ -9,7 +9,7 @@ import numpy as np
 from holter.diagnosis.chart import Chart, column, until_news
 from holter.diagnosis.suspicion import Case, Kind, Suspicion
 from holter.series import Flags, Floats, Integers, Series, overall_median, slope
-from holter.words import duration, share, size
+from holter.words import duration, share, size, stage_name
 
 _STEPS = 20  # steps that show a wait is no accident
 _WAITS = 0.5  # of the time of a step
@@ -91,15 +91,16 @@ def memory_grows(case: Case) -> Iterator[Suspicion]:
         if found is not None and found.last - found.first >= _LEAST:
             yield _growth(case.chart, name, found)
             return
-    times = case.chart.scalar("time/backward")
-    times = times if len(times) else case.chart.scalar("step_time")
+    times, what = case.chart.scalar("time/backward"), "What follows the forward (loss and backward)"
+    if not len(times):
+        times, what = case.chart.scalar("step_time"), "A step"
     found = _climb(times, _LONG, _CLIMBS, 0.4) if len(times) >= _LONG else None
     if (
         found is not None
         and _in_order(times.values[-_LONG:, 0])
         and not _batch_changed(case.chart, int(times.steps[0]))
     ):
-        yield _slower(found)
+        yield _slower(found, what)
 
 
 @until_news
@@ -175,7 +176,7 @@ def _growth(chart: Chart, name: str, found: _Climb) -> Suspicion:
     )
 
 
-def _slower(found: _Climb) -> Suspicion:
+def _slower(found: _Climb, what: str) -> Suspicion:
     return Suspicion(
         "memory-growth",
         "performance",
@@ -183,7 +184,7 @@ def _slower(found: _Climb) -> Suspicion:
         0.65,
         Kind.PATTERN,
         evidence={"first": found.first, "now": found.last, "per_step": found.rate},
-        advice=f"The backward pass takes longer with every step, {duration(found.first)} at step {found.since:,} and "
+        advice=f"{what} takes longer with every step, {duration(found.first)} at step {found.since:,} and "
         f"{duration(found.last)} now: it may go back through the graphs of all steps before. Detach what is carried "
         "from one step to the next (hidden states, running losses).",
         check="It worked if the time of a step stays level.",
@@ -231,7 +232,7 @@ def slowed_down(case: Case) -> Iterator[Suspicion]:
         severity="critical" if now > was / (1 - case.limits.critical_throughput_drop) else "warning",
         evidence={"before": was, "now": now, "stage": stage, "throttled": is_hot},
         advice=f"A step takes {duration(now)} since step {since:,}, {duration(was)} before, with as much in a batch"
-        f"{f'; most of it is in {stage}' if stage else ''}"
+        f"{f'; most of it is in {stage_name(stage)}' if stage else ''}"
         f"{'; the GPU is throttled' if is_hot else ''}: look for another process on the machine, heat or a power cap, "
         "a slow disk, or a debugging switch (anomaly detection, synchronisation) that was turned on.",
         check=f"It worked if step_time is back near {duration(was)}.",

@@ -285,7 +285,8 @@ def update_lost(case: Case) -> Iterator[Suspicion]:
         0.9,
         Kind.FACT,
         evidence={"unchanged": part, "worst_layer": layer, "worst": float(lost[-1, worst]), "dtype": kind},
-        advice=f"{share(part)} of the weights keep their bits at a step (of {layer} {share(float(lost[-1, worst]))}): "
+        advice=f"{share(part)} of all half-precision weights that had a gradient kept their bits at step "
+        f"{series.steps[-1]:,} (most of them in {layer}: {share(float(lost[-1, worst]))}): "
         f"updates are smaller than the rounding of {kind} ({'0.4' if kind == 'bfloat16' else '0.05'} % of a weight). "
         "Keep weights in float32 and use torch.autocast, or an optimizer with float32 master weights or stochastic "
         "rounding.",

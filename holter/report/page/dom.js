@@ -109,12 +109,13 @@
     return `${Number(seconds.toPrecision(2))} s`;
   }
 
-  /** `dead-relu` or `gradient_norm` as words. */
+  /** `dead-relu` or `gradient_norm` as words. After the forward come the loss, the backward and all up to the step. */
   function words(text) {
     return shorten(
       String(text)
         .replace(/[-_]/g, ' ')
-        .replace(/\blr\b/g, 'learning rate'),
+        .replace(/\blr\b/g, 'learning rate')
+        .replace(/^(time\/)?backward$/, '$1loss and backward'),
       200,
     );
   }
