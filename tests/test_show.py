@@ -127,6 +127,16 @@ def test_the_memory_of_a_gpu_and_a_loss_scale_are_told(tmp_path: Path) -> None:
     assert "rate 0.1, lower in 1 more group" in header_line(text, "optimizer")
 
 
+def test_steps_that_only_some_optimizers_skipped_are_told_apart(tmp_path: Path) -> None:
+    """`skipped` is the share of the optimizers that a scaler kept from their step."""
+    journal = Journal(tmp_path / "rank-0.journal")
+    for step, skipped in enumerate([1.0, 0.5, 0.5, *[0.0] * 17]):
+        journal.append(Record(step, 0.0, {"loss_scale": 64.0, "skipped": skipped}))
+    journal.close()
+    told = header_line(show(tmp_path), "loss scale")
+    assert told.endswith("15 % of the steps skipped, in 10 % by some of the optimizers alone")
+
+
 # Roles ----------------------------------------------------------------------------------------------------------
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import json
 import pickle
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +18,9 @@ from torch.utils.checkpoint import checkpoint
 import holter
 from holter import modules
 from holter.monitor import Monitor
+from holter.report.document import view_of
 from holter.training_steps import DESCRIBED
+from tests.test_cli import call
 
 STEPS = 6
 
@@ -257,6 +261,30 @@ def test_many_optimizers_write_the_settings_of_the_first() -> None:
             optimizer.step()
     names = [name for name in monitor.history.records[0].scalars if name.startswith("learning_rate")]
     assert len(names) == DESCRIBED
+
+
+def test_of_many_optimizers_it_is_said_once_whose_settings_are_recorded(tmp_path: Path) -> None:
+    model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(DESCRIBED)))
+    optimizers = [torch.optim.SGD([one], 0.1) for one in model.parameters()]
+    with holter.watch(model, optimizers, run=tmp_path) as monitor:
+        for _ in range(3):
+            model(torch.randn(3, 2)).sum().backward()
+            for optimizer in optimizers:
+                optimizer.step()
+    notes = [note for one in monitor.history.records if (note := one.notes.get("optimizer_settings"))]
+    assert notes == [f"recorded of the first {DESCRIBED} of {2 * DESCRIBED} optimizers"]
+    assert f"settings {notes[0]}" in " ".join(call("show", tmp_path).output.split())
+    assert f"Settings of optimizers were {notes[0]}." in json.dumps(view_of(tmp_path))
+
+
+def test_of_as_many_as_are_recorded_nothing_is_said() -> None:
+    model = nn.Sequential(*(nn.Linear(2, 2, bias=False) for _ in range(DESCRIBED)))
+    optimizers = [torch.optim.SGD([one], 0.1) for one in model.parameters()]
+    with watch(model, optimizers) as monitor:
+        model(torch.randn(3, 2)).sum().backward()
+        for optimizer in optimizers:
+            optimizer.step()
+    assert "optimizer_settings" not in monitor.history.records[0].notes
 
 
 @pytest.mark.parametrize("skipped", ["first", "second", "both", "none"])
