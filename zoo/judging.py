@@ -15,7 +15,7 @@ TOLERANCE = 1e-5  # of norms, relative
 
 @dataclass(frozen=True)
 class Row:
-    """A healthy training. `faults` is what fails it, in sentences. `slowdown`: watched over bare, by the clock."""
+    """A healthy training. `faults` is what fails it, in sentences."""
 
     name: str
     faults: tuple[str, ...]
@@ -27,7 +27,6 @@ class Row:
     measured: float = 0.0  # the share of steps whose norm was recorded
     findings: tuple[Told, ...] = ()
     own: tuple[str, ...] = ()
-    slowdown: float = math.nan
     losses: tuple[float, float] = (math.nan, math.nan)
 
 
@@ -70,7 +69,6 @@ def judge(name: str, steps: int, bare: Result, watched: Result) -> Row:
         measured=measured / recorded if recorded else 0.0,
         findings=findings,
         own=own,
-        slowdown=watched.seconds / bare.seconds if bare.seconds else math.nan,
         losses=_ends([loss for one in watched.seen for loss in one.losses]),
     )
     return Row(**{**vars(row), "faults": (*_faults(row), *_ending_faults(watched.seen))})

@@ -11,27 +11,44 @@ LEAST_NAMED = 0.8  # of planted faults
 
 _INTRO = """# The zoo
 
-Made by `make zoo`: {count} trainings through packages that Holter's authors did not write. Each is trained twice with
-one seed, bare and watched with the default options, in processes of its own. All are meant to be healthy: a warning
-is a false alarm.
-
-- Steps: one number where its author, torch's own hooks and Holter count the same; else all three.
-- Weights: whether every parameter and buffer has the same bits as in the bare run.
-- Norms: the largest relative difference to torch's in float64, and the share of steps in which one was recorded (the
-  budget decides).
-- Loss: the means of the first and of the last tenth, as Holter recorded it.
-- Slowdown: watched over bare, from the end of the first step to that of the last: one reading. Trainings of seconds
-  show what Holter spends in advance.
+Trainings through packages that Holter's authors did not write, made by `make zoo`. Each is trained twice with one seed,
+bare and watched with the default options, in processes of its own. All are meant to be healthy: a warning is a false
+alarm. Into some of them faults are then planted, which Holter is to name.
 """
-_PLANTED = """Each fault is planted as people make it through that package. The answer is the first warning or critical
-finding. Named: its cause is right; of three: its cause or one of its first two alternatives is.
+_HEALTHY = """## Healthy trainings
+
+A training passes if every column is right.
+
+| column | what it says | right if |
+|---|---|---|
+| training | package/what is trained | |
+| steps | training steps; if they differ: by its author, by torch's own hooks, by Holter | one number |
+| weights | every parameter and buffer after the last step, bit by bit, beside those of the bare run | equal |
+| norm error | the largest relative difference of a gradient norm to torch's in float64 | {tolerance:.0e} or less |
+| norms in | the share of steps in which a norm was recorded: the budget decides | more than none |
+| first loss, last loss | the means of the first and of the last tenth, as Holter recorded them; - where none was | |
+| findings | what Holter found wrong, **bold**: a false alarm; notes are of no concern | none, or notes |
+"""
+_PLANTED = """## Planted faults
+
+Each fault is planted as people make it through that package. Holter's answer is its first warning or critical finding.
+
+| column | what it says |
+|---|---|
+| training, fault | what was planted, and into which training |
+| right answers | the causes that are right |
+| Holter's answer | the cause that it found, and where; - where it found nothing |
+| named | whether that cause is right |
+| among three | whether it, or one of the first two alternatives beside it, is right |
+| place | whether the layer is right too, where the fault is in one |
 """
 
 
 def document(rows: Sequence[Row], planted: Sequence[Planted]) -> str:
-    parts = [_INTRO.format(count=len(rows)), healthy_table(rows), summary(rows, planted) + "\n"]
+    healthy = _HEALTHY.format(tolerance=TOLERANCE)
+    parts = [_INTRO, "\n".join(f"- {line}" for line in _counts(rows, planted)), "", healthy, healthy_table(rows)]
     if planted:
-        parts += ["## Planted faults\n", _PLANTED, planted_table(planted)]
+        parts += [_PLANTED, planted_table(planted)]
     return "\n".join(parts)
 
 
@@ -45,38 +62,48 @@ def failures(rows: Sequence[Row], planted: Sequence[Planted]) -> list[str]:
 
 
 def summary(rows: Sequence[Row], planted: Sequence[Planted]) -> str:
-    healthy, equal = sum(not row.faults for row in rows), sum(row.is_equal for row in rows)
-    exact = sum(row.norm_error <= TOLERANCE for row in rows)
-    words = f"{healthy} of {len(rows)} trainings pass; {equal} bit-equal; norms of {exact} within {TOLERANCE:.0e}"
+    return f"{'; '.join(_counts(rows, planted))}."
+
+
+def _counts(rows: Sequence[Row], planted: Sequence[Planted]) -> list[str]:
+    """What came of it, in few numbers."""
+    passed, alarms = sum(not row.faults for row in rows), sum(len(incidents(row.findings)) for row in rows)
+    found = [
+        f"{passed} of {len(rows)} trainings pass",
+        f"{sum(row.is_equal for row in rows)} of {len(rows)} bit-equal to the bare run",
+        f"norms of {sum(row.norm_error <= TOLERANCE for row in rows)} of {len(rows)} within {TOLERANCE:.0e} of torch's",
+        f"{alarms} false alarm{'s' * (alarms != 1)}",
+    ]
     if planted:
-        among = sum(one.is_among_three for one in planted)
-        seen = sum(one.answer is not None for one in planted)
-        words += f"; of {len(planted)} planted faults {seen} are noticed, {sum(one.is_named for one in planted)} named"
-        words += f", {among} of three"
-    return f"{words}."
+        named, among = sum(one.is_named for one in planted), sum(one.is_among_three for one in planted)
+        missed = sum(one.answer is None for one in planted)
+        found.append(
+            f"{named} of {len(planted)} planted faults named, {among} among three answers, {missed} not noticed"
+        )
+    return found
 
 
 def healthy_table(rows: Iterable[Row]) -> str:
-    head = ("training", "steps", "weights", "norms", "loss", "findings", "slowdown")
+    head = ("training", "steps", "weights", "norm error", "norms in", "first loss", "last loss", "findings")
     return _table(head, [_healthy_line(row) for row in rows])
 
 
 def _healthy_line(row: Row) -> tuple[str, ...]:
     if row.recorded == row.counted == 0:
-        return (row.name, "-", "-", "-", "-", _cell("; ".join(row.faults)), "-")
+        return (row.name, *["-"] * 6, _cell("; ".join(row.faults)))
     same = row.recorded == row.counted == row.steps
     steps = str(row.steps) if same else f"{row.steps}, {row.counted}, {row.recorded}"
-    norms = f"{row.norm_error:.0e} in {_percent(row.measured)}"
     words = [f"**{one.severity}: {one.cause}**" for one in incidents(row.findings)]
     notes = len(row.findings) - len(words)
-    words += [f"{notes} notes"] * (notes > 0)
-    loss = "-" if math.isnan(row.losses[0]) else f"{row.losses[0]:.3g} to {row.losses[1]:.3g}"
+    words += [f"{notes} note{'s' * (notes > 1)}"] * (notes > 0)
+    losses = ["-" if math.isnan(loss) else f"{loss:.3g}" for loss in row.losses]
     weights = "equal" if row.is_equal else "**differ**"
-    return (row.name, steps, weights, norms, loss, _cell(", ".join(words) or "none"), _times(row.slowdown))
+    error = "-" if math.isnan(row.norm_error) else f"{row.norm_error:.0e}"
+    return (row.name, steps, weights, error, _percent(row.measured), *losses, _cell(", ".join(words) or "none"))
 
 
 def planted_table(planted: Iterable[Planted]) -> str:
-    head = ("training", "fault", "right", "answer", "named", "of three", "place")
+    head = ("training", "fault", "right answers", "Holter's answer", "named", "among three", "place")
     lines = []
     for one in planted:
         answer = "-" if one.answer is None else f"{one.answer.cause} in {one.answer.layer or one.answer.where}"
@@ -96,7 +123,3 @@ def _cell(text: str) -> str:
 
 def _percent(share: float) -> str:
     return "-" if math.isnan(share) else f"{100 * share:.0f} %"
-
-
-def _times(ratio: float) -> str:
-    return "-" if math.isnan(ratio) else f"{ratio:.2f}"

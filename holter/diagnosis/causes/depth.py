@@ -75,7 +75,9 @@ def _start(chart: Chart) -> _Start | None:
     if not len(rms) or rms.opening_steps[0] > chart.first_step:
         return None
     wanted = chart.table("weight", "requires_grad")
-    trained = {name for name, wants in zip(wanted.names, wanted.opening[0], strict=True) if wants} if len(wanted) else ()
+    trained = (
+        {name for name, wants in zip(wanted.names, wanted.opening[0], strict=True) if wants} if len(wanted) else ()
+    )
     places = [place for place in hidden_matrices(chart, rms.names) if not trained or rms.names[place] in trained]
     names = [rms.names[place] for place in places]
     output = output_matrix(chart)
