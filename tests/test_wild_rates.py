@@ -27,7 +27,53 @@ def _line(model: nn.Linear, weight: float, rate: float = 1e-2) -> tuple[nn.Modul
     return model, optimizer, course()
 
 
+class Blocks(nn.Module):
+    """Each explains a part of what those before it have left, and all forecasts are added up, as in N-BEATS."""
+
+    def __init__(self, count: int = 32, past: int = 24, width: int = 64, future: int = 6) -> None:
+        super().__init__()
+        self.past = past
+        self.blocks = nn.ModuleList(wild.mlp(past, width, width, width, past + future) for _ in range(count))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        total = torch.zeros(())
+        for block in self.blocks:
+            out = block(x)
+            x, total = x - out[:, : self.past], total + out[:, self.past :]
+        return total
+
+
+def _forecasts() -> tuple[nn.Module, Adam, Iterator[wild.Logged]]:
+    """Its first steps are a few hundredths of the weights, in all blocks at once: the loss leaps, and soon is low."""
+    model = Blocks()
+    optimizer = Adam(model.parameters(), 7e-3)
+
+    def course() -> Iterator[wild.Logged]:
+        while True:
+            time = torch.arange(30) + 30 * torch.rand(64, 1)
+            series = torch.randn(64, 1) + (time / 2).sin() + 0.2 * torch.randn(64, 30)
+            yield wild.stepped(optimizer, F.mse_loss(model(series[:, :24]), series[:, 24:]))
+
+    return model, optimizer, course()
+
+
+def _overshoots() -> tuple[nn.Module, Adam, Iterator[wild.Logged]]:
+    """One weight, near its best value: what a step of this rate does to it no warm-up would change."""
+    model = nn.Linear(1, 1, bias=False)
+    nn.init.constant_(model.weight, 0.5)
+    optimizer = Adam(model.parameters(), 0.3)
+
+    def course() -> Iterator[wild.Logged]:
+        while True:
+            x = torch.randn(64, 1)
+            yield wild.stepped(optimizer, F.mse_loss(model(x), 0.55 * x + 0.01 * torch.randn(64, 1)))
+
+    return model, optimizer, course()
+
+
 SOUND: dict[str, tuple[Training, int]] = {
+    "forecasts of many blocks that are added up": (_forecasts, 45),
+    "one weight that overshoots": (_overshoots, 60),
     "a first step that goes a little too far": (regression(optimizer=lambda p: Adam(p, 3e-2)), 60),
     "Adadelta at its own rate": (regression(optimizer=torch.optim.Adadelta), 60),
     "an optimizer that finds its rate": (regression(optimizer=lambda p: wild.Prodigy(p, 1.0, d=1e-6)), 60),

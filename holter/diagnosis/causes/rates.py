@@ -10,6 +10,7 @@ from holter.diagnosis.anatomy import elements, fan_in
 from holter.diagnosis.causes.batches import guess_loss
 from holter.diagnosis.chart import Chart, column, until_news
 from holter.diagnosis.evidence import (
+    FAR,
     clipping,
     finds_its_rate,
     harm,
@@ -26,7 +27,7 @@ from holter.words import number
 
 _SMOOTH = 1.35  # between two steps, of a rate that follows its schedule
 _AT_FLOOR = 8  # steps
-_FIRST_STEP = 0.03  # of a weight's size: while its second moment is young, Adam moves every value by the rate
+_LATER_STEP, _SHORTER = 0.05, 4.0  # of a weight's size: of a rate that is fine later; and times the first were longer
 _EXPLODES = 10.0  # times its size that a step moves a weight by: no rate is that high
 _FIRST, _LOST = 6, 0.01  # steps after which, and gradient that is left where, a first step was one too many
 _GROWN = 3.0  # times their first size: weights that run away
@@ -338,7 +339,12 @@ def runs_away(case: Case) -> Iterator[Suspicion]:
 
 
 def no_warmup(case: Case) -> Iterator[Suspicion]:
-    """warmup-missing: a spike while the second moment is young, from which the training recovers at the same rate."""
+    """warmup-missing: a spike while the second moment is young, from which the training recovers at the same rate.
+
+    Other things throw a loss up and let it come back: a rate so high that steps stay long, a momentum that overshoots,
+    a few weights that any step changes. A warm-up mends one thing alone, first steps that are far longer than those
+    that the same rate takes once the second moment has grown.
+    """
     chart = case.chart
     (_, losses), (_, rates) = chart.opening("loss"), chart.opening("learning_rate")
     if not is_adaptive(chart) or chart.resumed or len(losses) < 30 or not np.isfinite(losses).all():
@@ -353,13 +359,8 @@ def no_warmup(case: Case) -> Iterator[Suspicion]:
     rest = np.diff(losses[22:])
     if not peak - first > 6 * 1.05 * overall_median(np.abs(rest - overall_median(rest))):
         return  # what losses differ by from batch to batch
-    ratios = chart.table("update", "ratio")
-    steps = ratios.opening[ratios.opening_steps <= chart.first_step + 2][:, matrices(chart, ratios)]
-    if np.isfinite(steps).any() and not _WHOLE > np.nanmax(median(steps.T)) > _FIRST_STEP:
+    if not _have_size(chart) or not _only_first_steps_are_long(chart):
         return  # not of the size of the weights either: no warm-up would help
-    _, later = middle(ratios, matrices(chart, ratios))
-    if len(later) > 1 and later[-1] > 0.05:
-        return  # the same rate is not fine later either
     parameters = chart.info.get("parameters")
     most = (chart.total_steps or 5000) // 10
     length = 500 if not isinstance(parameters, int) or parameters < 1e8 else 2000 if parameters < 1e9 else 10_000
@@ -374,6 +375,15 @@ def no_warmup(case: Case) -> Iterator[Suspicion]:
         f"over about {length} steps (holter.get_linear_schedule_with_warmup).",
         check="It worked if the loss falls from the first step on.",
     )
+
+
+def _only_first_steps_are_long(chart: Chart) -> bool:
+    """Whether the first steps, and they alone, were a large part of the weights: not all of it, nor a little."""
+    ratios = chart.table("update", "ratio")
+    places = matrices(chart, ratios)
+    first = ratios.opening[ratios.opening_steps <= chart.first_step + 2][:, places]
+    largest, (_, later) = float(np.nanmax(median(first.T), initial=0.0)), middle(ratios, places)
+    return FAR < largest < _WHOLE and len(later) > 1 and bool(later[-1] < min(_LATER_STEP, largest / _SHORTER))
 
 
 RULES = (jump, too_high, too_low, runs_away, no_warmup)
