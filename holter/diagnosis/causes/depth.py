@@ -27,6 +27,7 @@ _UNLIKE, _USUAL = 8.0, 1.5  # times the median of the other layers; a gain that 
 _LOUD = 8.0  # of the output's spread at the first step: a softmax of that is sure before it has learnt anything
 _ALIKE = 1.001  # effective rank of units that are all the same
 _LAYERS = 4  # that make a chain
+_UNEVEN = 0.2  # of the whole drop, that one layer may take beyond its share
 _STEPS = 40  # in which a loss comes down, if only by a little
 _VARIED = 2.0  # effective rank of a signal that a layer of unlike units would put out with more than one too
 
@@ -299,7 +300,7 @@ def vanishing(case: Case) -> Iterator[Suspicion]:
     if first is None or first[1] < 0.85 or first[0] < 1.3:
         return
     norms = chart.table("gradient", "norm")
-    places = hidden_matrices(chart, norms.names)
+    places = _chain(chart, norms.names)
     now = _profile(norms.values[-8:, places])
     if now is None or now[1] < 0.85:
         return
@@ -337,12 +338,22 @@ def _stands_still(chart: Chart) -> bool:
 @until_news
 def _first_profile(chart: Chart) -> tuple[float, float] | None:
     names, norms = chart.first("gradient", "norm", 8)
-    places = hidden_matrices(chart, names) if len(norms) >= _LAYERS and chart.depth else []
+    places = _chain(chart, names) if len(norms) >= _LAYERS and chart.depth else []
     if len(places) < _LAYERS - 1:
         return None
     found, at_first = _profile(norms[:, places]), _profile(norms[:1, places], least=1)
     was_there = found is not None and (at_first is None or at_first[0] > 0.5 * found[0])
     return found if was_there else None
+
+
+def _chain(chart: Chart, names: tuple[str, ...]) -> list[int]:
+    """Places of the hidden matrices up to the first that reads what the first one reads, as a critic does beside its
+    actor: no layer puts out so many numbers."""
+    places = list(hidden_matrices(chart, names))
+    put_out = {units(chart, names[place]) for place in places}
+    read = [fan_in(chart, names[place]) for place in places]
+    again = [at for at, count in enumerate(read) if at and count == read[0] and count not in put_out]
+    return places[: again[0]] if again else places
 
 
 def _profile(norms: Floats, least: int = 3) -> tuple[float, float] | None:
@@ -352,6 +363,9 @@ def _profile(norms: Floats, least: int = 3) -> tuple[float, float] | None:
         return None
     sizes = logs(median(norms[known]))
     places = np.arange(len(sizes)) - (len(sizes) - 1) / 2
+    drops = np.diff(sizes)
+    if drops.max() > (1 / len(drops) + _UNEVEN) * (sizes[-1] - sizes[0]):
+        return None  # two parts of a model, or a first layer whose inputs are small
     slope = float(places @ (sizes - sizes.mean()) / (places @ places))
     spread = float(np.std(sizes) * np.std(places))
     straight = float(np.mean(places * (sizes - sizes.mean())) / spread) if spread > 0 else 0.0

@@ -19,6 +19,7 @@ from holter.words import number, times
 _FEW_EXAMPLES = 8  # below this, mean and variance of a batch say little about the next one
 _WAVERS = 0.15  # powers of ten, from step to step
 _STEPS = 12
+_THIN = 0.8  # of the weights
 _LOOKS = 5  # at updates, at each of which a weight must have grown
 _CLIMBED, _AMPLIFIES = 1.6, 1.3  # times as large as at the start of its climb; and a gain that makes a signal larger
 _SHARP = 50.0  # of a logit: the share of the next key is below 1e-20
@@ -37,7 +38,7 @@ def norm_batch(case: Case) -> Iterator[Suspicion]:
         return
     norms = chart.table("gradient", "norm")
     places = [place for place, name in enumerate(norms.names) if _is_batch_norm(chart, name)]
-    if not places or len(norms) < _STEPS:
+    if not places or len(norms) < _STEPS or _is_thinned(chart):
         return
     with np.errstate(all="ignore"):
         batches = np.fmax.reduce(sizes.values, axis=1)
@@ -65,6 +66,15 @@ def norm_batch(case: Case) -> Iterator[Suspicion]:
         f"adding up gradients over several batches does not help it.",
         "It worked if the gradient of its weight changes less than 1.5-fold from step to step.",
     )
+
+
+def _is_thinned(chart: Chart) -> bool:
+    """Whether most of the output layer's weights have no gradient in a step: a dropout that leaves next to nothing
+    makes all gradients waver, whatever the batch."""
+    zeros, output = chart.table("gradient", "zero_share"), output_matrix(chart)
+    if output not in zeros.names:
+        return False
+    return bool(overall_median(zeros.values[-2 * _STEPS :, zeros.names.index(output)]) > _THIN)
 
 
 def _is_batch_norm(chart: Chart, name: str) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from holter.diagnosis.anatomy import ROOT, began, is_upstream, output_matrix, owner
+from holter.diagnosis.anatomy import ROOT, began, is_upstream, is_within, output_matrix, owner
 from holter.diagnosis.chart import Chart, last_of, until_news
 from holter.diagnosis.evidence import most_zeros, moved_far
 from holter.diagnosis.suspicion import Case, Kind, Suspicion
@@ -15,6 +15,7 @@ from holter.words import number, share
 
 # A small batch leaves many a healthy unit at zero: one look must show more than looks that agree on the units.
 _DEAD_AT_ONCE, _DEAD_LASTING, _ALL = 0.9, 0.65, 0.95
+_VARIES, _LOOKS = 0.2, 5  # of the values of units that are not dead, that are zero where examples differ; at looks
 _RISES = ("loss", "gradient_norm", "gradient/norm", "update/ratio", "batch/std", "batch/abs_max")  # what may kill
 _STEPS = 8  # for which the gradient of a bias must have been zero for so many units
 _COME_DOWN = 0.3  # of the loss when they died
@@ -50,17 +51,16 @@ def _dead_at_look(case: Case) -> Suspicion | None:
     dead = chart.table("activation", "dead")
     now = last_of(dead)
     candidates = np.flatnonzero(now >= _DEAD_LASTING)
-    lasting, zeros = (
-        last_of(chart.table("activation", "dead_lasting")),
-        last_of(chart.table("activation", "zero_share")),
-    )
-    if len(lasting) != len(now) or len(zeros) != len(now):
+    lasting, zeros = last_of(chart.table("activation", "dead_lasting")), chart.table("activation", "zero_share")
+    if len(lasting) != len(now) or zeros.names != dead.names:
         return None
+    varies = median(zeros.values[-_LOOKS:] - dead.values[-_LOOKS:]) > _VARIES * (1 - median(dead.values[-_LOOKS:]))
     on_purpose = _zero_on_purpose(chart, dead, int(dead.steps[-1]))
     for place in candidates.tolist():  # in the order in which they finished
         is_most = now[place] >= _DEAD_AT_ONCE or lasting[place] >= _DEAD_LASTING
-        # Where the other units are never zero the batch is a single example, for which any unit is zero or not.
-        is_known = now[place] >= _ALL or zeros[place] - now[place] > 1e-6
+        # Where the other units are hardly ever zero the batch is a single example, or examples that are nearly alike,
+        # for which any unit is zero or not.
+        is_known = now[place] >= _ALL or varies[place]
         if is_most and is_known and dead.names[place] not in on_purpose:
             layer = _layer_before(chart, dead.names, place)
             since = _since(case, dead, place, dead.values[:, place] >= _DEAD_LASTING, layer)
@@ -115,7 +115,7 @@ def _dead_by_gradient(case: Case) -> Suspicion | None:
         rose = len(was) < 4 or float(median(was[:, None])[0]) < 0.5 * overall_median(recent[:, place])
         part = overall_median(recent[:, place])
         is_steady = rose and part >= _DEAD_AT_ONCE and np.std(recent[:, place]) < 0.1
-        if since is not None and is_steady and not _looks_alive(case, since):
+        if since is not None and is_steady and not _looks_alive(case, since, owner(zeros.names[place])):
             return _dead(case, owner(zeros.names[place]), zeros.names[place], part, since)
     return None
 
@@ -143,16 +143,26 @@ def _fully_dead(case: Case, zeros: Series, places: list[int]) -> Suspicion | Non
     silent = [n for n, z in zip(zeros.names, zeros.values[-1].tolist(), strict=True) if z == 1]
     last = max(names, key=lambda name: chart.depth.get(name, -1))
     since = began(zeros.steps, zeros.values[:, zeros.names.index(last)] == 1)
-    if since is None or any(chart.depth.get(name, -1) > first_alive for name in silent) or _looks_alive(case, since):
+    if (
+        since is None
+        or any(chart.depth.get(name, -1) > first_alive for name in silent)
+        or _looks_alive(case, since, owner(last))
+    ):
         return None
     return _dead(case, owner(last), last, 1.0, since)
 
 
-def _looks_alive(case: Case, since: int) -> bool:
-    """Whether a look since then showed no dead unit: then something else keeps the gradient away, such as dropout."""
+def _looks_alive(case: Case, since: int, layer: str) -> bool:
+    """Whether a look since then showed no dead unit, or none in the activation of this layer where that is a module:
+    then something else keeps the gradient away, such as dropout."""
     dead = case.chart.table("activation", "dead")
-    is_new = len(dead) > 0 and dead.steps[-1] >= since
-    return bool(is_new and np.fmax.reduce(dead.values[-1]) < _DEAD_LASTING)
+    if not len(dead) or dead.steps[-1] < since:
+        return False
+    after = dead.names.index(layer) + 1 if layer in dead.names else len(dead.names)
+    has_weights = {owner(name) for name in case.chart.parameters}
+    if after < len(dead.names) and not any(is_within(held, dead.names[after]) for held in has_weights):
+        return bool(dead.values[-1, after] < _DEAD_LASTING)
+    return bool(np.fmax.reduce(dead.values[-1]) < _DEAD_LASTING)
 
 
 def _dead(case: Case, layer: str, seen_at: str, part: float, since: int) -> Suspicion:
@@ -176,12 +186,14 @@ def _dead(case: Case, layer: str, seen_at: str, part: float, since: int) -> Susp
 
 
 def _severity(chart: Chart, part: float, since: int) -> str:
-    """A note where the loss has come far down since: the units that are left are enough."""
+    """A note where the units that are left are enough: a few of many that cost no loss, or most, where it has come far
+    down since."""
     losses = chart.scalar("loss")
-    was, now = losses.before(since, _STEPS)[:, 0], losses.values[-_STEPS:, 0]
-    if part < 1 and len(was) and (was > 0).all() and overall_median(now) < _COME_DOWN * overall_median(was):
-        return "info"
-    return "critical" if part >= 0.9 else "warning"
+    was, now = overall_median(losses.before(since, _STEPS)[:, 0]), overall_median(losses.values[-_STEPS:, 0])
+    is_enough = part < 1 and min(was, now) > 0 and now < _COME_DOWN * was
+    if part < _DEAD_AT_ONCE:
+        return "info" if is_enough or not now > was else "warning"
+    return "info" if is_enough else "critical"
 
 
 def _layer_before(chart: Chart, modules: Sequence[str], place: int) -> str:
@@ -288,9 +300,11 @@ def collapsed(case: Case) -> Iterator[Suspicion]:
         past = [logs(median(_settled(series))) for series in (ranks, spreads)]
         fell = [before - after for before, after in zip(past, now, strict=True)]
         both = np.where(np.minimum(*fell) >= _BOTH, fell[0] + fell[1], 0.0)
-    both[(now[0] > np.log10(_RANK)) | (now[0] < np.log10(0.5)) | (now[1] > np.log10(_SPREAD)) | ~np.isfinite(both)] = 0
-    place = int(both.argmax())
     output = output_matrix(chart)
+    # A model needs no more directions than it has outputs: a single value is told by one.
+    most = _RANK if output is None else min(_RANK, chart.shape(output)[0] / 2)
+    both[(now[0] > np.log10(most)) | (now[0] < np.log10(0.5)) | (now[1] > np.log10(_SPREAD)) | ~np.isfinite(both)] = 0
+    place = int(both.argmax())
     if both[place] < _FELL or (output is not None and ranks.names[place] == owner(output)):
         return
     if _is_dead_or_massive(chart, place, len(both)):
