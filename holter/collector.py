@@ -24,7 +24,7 @@ from holter.logged import Logged, scalar_of
 from holter.measuring import Measuring
 from holter.optimizer_state import OptimizerRoles, settings_of
 from holter.problems import Problems
-from holter.record import ACTIVATIONS
+from holter.record import ACTIVATIONS, OPTIMIZER_SETTINGS
 from holter.settings import Settings
 from holter.stages import StageLog, StageTimes
 from holter.training_steps import DESCRIBED, TrainingSteps
@@ -67,6 +67,7 @@ class Collector:
         self._updates = UpdateRoles(layers, self._measuring, settings.updates)
         self._moments = OptimizerRoles(layers, self._measuring, settings.optimizer_state)
         self.steps = TrainingSteps(layers, optimizers)
+        self._described = DESCRIBED  # as many as that need no note
         self._logged = Logged(self._measuring, settings.every, post, problems)
         self._has_seen_parts = False
         self._collectives = CollectiveClock(model) if settings.machine else None
@@ -231,6 +232,7 @@ class Collector:
         """The training step is over: its draft goes to the writer, the next one begins."""
         draft, self._pending = self._pending, Draft()
         self.steps.end()
+        self._note_undescribed(draft)
         try:
             self._cadence.charge_device_time()
             draft.rows += self._weights.take()
@@ -281,6 +283,12 @@ class Collector:
         if isinstance(scale, Tensor):
             draft.values.pop("loss_scale", None)  # of all optimizers one
             self._add_scalar(draft, "loss_scale", scale)
+
+    def _note_undescribed(self, draft: Draft) -> None:
+        """Once, and again when there are more: not all of so many optimizers write their settings."""
+        if self.steps.count > self._described:
+            self._described = self.steps.count
+            draft.notes[OPTIMIZER_SETTINGS] = f"recorded of the first {DESCRIBED} of {self._described:,} optimizers"
 
     def _add_costs(self, draft: Draft) -> None:
         """Up to the last optimizer's turn: what comes after it until the training step is known to be over is of the

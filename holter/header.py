@@ -76,6 +76,7 @@ def _optimizer_line(summary: Summary) -> Text:
     decays = sorted(set(scalars.weight_decays))
     words += [f"weight decay {' and '.join(map(number, decays))}"] if any(decays) else []
     counted = scalars.optimizer_step
+    words += [f"settings {summary.optimizer_settings}"] if summary.optimizer_settings else []
     words += [f"at its step {counted:,}"] if counted is not None and counted != summary.steps else []
     return Text(printable(", ".join(filter(None, words))))
 
@@ -113,6 +114,8 @@ def _courses(scalars: Scalars) -> Iterator[tuple[str, Text]]:
         yield "logits", Text(f"log-sum-exp {first if first == last else f'{first} → {last}'}")
     if scalars.loss_scale is not None:
         skipped = f", {share(scalars.skipped_share)} of the steps skipped" if scalars.skipped_share else ""
+        if scalars.partly_skipped_share:
+            skipped += f", in {share(scalars.partly_skipped_share)} by some of the optimizers alone"
         yield "loss scale", Text(f"{number(scalars.loss_scale.first)} → {number(scalars.loss_scale.last)}{skipped}")
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from holter.record import ACTIVATIONS, EXECUTION_ORDER, Record, is_validation
+from holter.record import ACTIVATIONS, EXECUTION_ORDER, OPTIMIZER_SETTINGS, Record, is_validation
 from holter.statistics.histogram import Histogram
 from holter.statistics.rows import COLUMNS, STATISTICS, derive
 
@@ -79,6 +79,12 @@ class History:
         )
         newest = next(told, None)
         return newest.notes.get(ACTIVATIONS, "") if newest is not None else ""
+
+    @property
+    def settings_note(self) -> str:
+        """Of which optimizers the settings were recorded, where not of all; empty if of all."""
+        notes = (record.notes.get(OPTIMIZER_SETTINGS, "") for record in reversed(self.records))
+        return next(filter(None, notes), "")
 
     def layers(self, role: str) -> tuple[str, ...]:
         """Every layer that ever had a row in this role, in the order in which they run; where that is not known, in

@@ -99,6 +99,8 @@ def _of_one(given: Any, own: Mapping[int, Tensor], model: str) -> Iterable[Any]:
 
 
 def _needs(given: Any, why: str = "") -> str:
+    if given is None:
+        return f"watch() needs torch.optim.Optimizer objects, got a NoneType.{_NOT_MADE_YET}"
     shown = given.__name__ + " itself" if isinstance(given, type) else f"a {type(given).__name__}"
     return f"watch() needs torch.optim.Optimizer objects, got {shown}.{why or _WAY_OUT}"
 
@@ -106,6 +108,11 @@ def _needs(given: Any, why: str = "") -> str:
 _WAY_OUT = (
     " It has neither one inside, nor a step() and param_groups with parameters of this model: "
     "give the torch.optim.Optimizer that trains the model, or a list of them"
+)
+_NOT_MADE_YET = (
+    " The optimizer is probably not made yet: make it first, and then watch. With fastai: learn.create_opt(), then "
+    "holter.watch(learn.model, learn.opt). With Lightning or a transformers Trainer, which make it as they begin: "
+    "HolterCallback of holter.integrations in place of watch()"
 )
 
 

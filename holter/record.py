@@ -25,6 +25,7 @@ MOST_STEPS = 1 << 53  # a step a nanosecond for a hundred days; float64 counts n
 EXECUTION_ORDER = "execution_order"  # a note: modules and parameters as they first ran, a list in JSON
 ACTIVATIONS = "activations"  # a note: how they were seen outside the training's own forward, or why they were not
 ACTIVATION_DTYPES = "activation_dtypes"  # a note: dtype -> the layers whose output has it, in JSON; at each change
+OPTIMIZER_SETTINGS = "optimizer_settings"  # a note: of which optimizers they are recorded, where not of all
 
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 _VALIDATION = re.compile(r"(^|/)(val|valid|validation|eval|evaluation|test)([_./ -]|$)", re.IGNORECASE)

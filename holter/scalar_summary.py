@@ -14,6 +14,7 @@ from holter.history import History
 STAGES = ("data", "forward", "backward", "optimizer", "other")
 
 Floats = npt.NDArray[np.float64]
+Flags = npt.NDArray[np.bool_]
 Integers = npt.NDArray[np.int64]
 
 
@@ -37,7 +38,8 @@ class Scalars:
     seconds: float  # spent in steps; pauses between segments do not count
     monitor_cost: float | None  # the share of the time that monitoring took
     clipped_share: float | None  # of the steps
-    skipped_share: float | None
+    skipped_share: float | None  # the steps that at least one optimizer skipped
+    partly_skipped_share: float | None  # those of them that another optimizer took
     loss: Course | None
     validation: Mapping[str, Course]  # by the name that it was logged under
     gradient_norm: Course | None
@@ -55,11 +57,13 @@ class Scalars:
 
 
 def summarise_scalars(history: History) -> Scalars:
+    skipped = history.scalar("skipped")[1]
     return Scalars(
         seconds=float(np.nansum(history.scalar("step_time")[1])),
         monitor_cost=_monitor_cost(history),
         clipped_share=_clipped_share(history),
-        skipped_share=_share_of(history.scalar("skipped")[1]),
+        skipped_share=_share_of(skipped),
+        partly_skipped_share=_share_of((skipped > 0) & (skipped < 1)),
         loss=_course(*history.scalar("loss")),
         validation=_courses(history, history.validation),
         gradient_norm=_course(*_gradient_norms(history)),
@@ -129,7 +133,7 @@ def _clipped_share(history: History) -> float | None:
     return sum(not s["clip_norm"] <= s["clip_max_norm"] for s in limited) / len(limited)
 
 
-def _share_of(flags: Floats) -> float | None:
+def _share_of(flags: Floats | Flags) -> float | None:
     return float((flags > 0).mean()) if len(flags) else None
 
 

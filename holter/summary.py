@@ -43,6 +43,7 @@ class Summary:
     problems: tuple[Problem, ...]
     roles: tuple[Role, ...]
     activations: str = ""  # how they were last seen where no forward of the training showed them; or why they were not
+    optimizer_settings: str = ""  # of which optimizers they were recorded, where not of all
 
 
 def summarise(run: Run) -> Summary:
@@ -70,6 +71,7 @@ def summarise(run: Run) -> Summary:
         problems=tuple(run.problems),
         roles=summarise_roles(history, run.layers),
         activations=history.activations_note,
+        optimizer_settings=history.settings_note,
     )
 
 

@@ -70,6 +70,11 @@ class TrainingSteps:
         optimizers take turns each is looked at."""
         return next(iter(self._stepped), self._stepping)
 
+    @property
+    def count(self) -> int:
+        """How many optimizers there have been; one that came in the place of another is not counted again."""
+        return self._numbers
+
     def optimizers(self) -> Iterator[Any]:
         """All that train the model, as far as they have been seen."""
         return (optimizer for one in tuple(self._members.values()) if (optimizer := one.optimizer()) is not None)

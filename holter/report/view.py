@@ -10,7 +10,7 @@ import numpy as np
 
 from holter.diagnosis.convergence import Outlook
 from holter.diagnosis.thresholds import Thresholds, listed
-from holter.record import ACTIVATIONS
+from holter.record import ACTIVATIONS, OPTIMIZER_SETTINGS
 from holter.report.digest import Digest
 from holter.report.drawing import flows, histograms, map_id, ordered_strips, scalar_lines, strip_map, strip_title
 from holter.report.examining import Examined
@@ -146,6 +146,8 @@ def _unobserved(follower: Follower, examined: Examined) -> list[str]:
     if note := digest.notes.get(ACTIVATIONS):
         found = [sentence for sentence in found if sentence != _EXPECTED["activation"]]
         found.append(f"Activations were {note}.")
+    if note := digest.notes.get(OPTIMIZER_SETTINGS):
+        found.append(f"Settings of optimizers were {note}.")
     for role in ("gradient", "batch"):
         if 0 < digest.looks.get(role, 0) < digest.count and not follower.is_sample:
             what = {"gradient": "Gradients", "batch": "Batches"}[role]

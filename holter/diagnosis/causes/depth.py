@@ -75,11 +75,7 @@ def _start(chart: Chart) -> _Start | None:
     rms = chart.table("weight", "rms")
     if not len(rms) or rms.opening_steps[0] > chart.first_step:
         return None
-    wanted = chart.table("weight", "requires_grad")
-    trained = (
-        {name for name, wants in zip(wanted.names, wanted.opening[0], strict=True) if wants} if len(wanted) else ()
-    )
-    places = [place for place in hidden_matrices(chart, rms.names) if not trained or rms.names[place] in trained]
+    places = list(hidden_matrices(chart, rms.names))
     names = [rms.names[place] for place in places]
     output = output_matrix(chart)
     if output in rms.names and chart.part(output) == "embedding":  # it makes the output too: it counts as the last
