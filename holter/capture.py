@@ -8,6 +8,7 @@ gone after `detach`.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import sys
 import threading
@@ -47,6 +48,7 @@ _listening: list[Capture] = []
 _step_hooks: list[RemovableHandle | Stand] = []
 _changing = threading.Lock()
 _untraced: Callable[[Hook], Hook] = torch._compile._disable_dynamo  # unlike torch.compiler.disable it loads nothing now
+_NOTHING = (lambda: None).__code__
 _BETWEEN = ("torch._compile", "torch._dynamo.eval_frame")  # of the wrappers that this puts around a function
 
 
@@ -396,4 +398,13 @@ def overlaps(parameters: Iterable[nn.Parameter], optimizer: Optimizer) -> bool:
 
 
 def _has_closure(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
-    return (len(args) > 1 and callable(args[1])) or kwargs.get("closure") is not None
+    closure = kwargs.get("closure") if len(args) < 2 else args[1]
+    return callable(closure) and not _does_nothing(closure)
+
+
+def _does_nothing(closure: Any) -> bool:
+    """Return whether a closure has no statement: Lightning passes one, in a partial, where its user steps by hand."""
+    while isinstance(closure, functools.partial) and closure.args and callable(closure.args[-1]):
+        closure = closure.args[-1]
+    code = getattr(closure, "__code__", None)
+    return code is not None and (code.co_code, code.co_consts[-1:]) == (_NOTHING.co_code, (None,))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import json
 import pickle
 from collections.abc import Callable, Iterator
@@ -372,6 +373,29 @@ def test_micro_batches_of_two_optimizers_are_one_step() -> None:
             model.zero_grad()
     assert_whole(monitor, truth, model)
     assert monitor.history.scalar("loss")[1].tolist() == [1.5, 5.5, 9.5]
+
+
+def test_a_closure_that_does_nothing_begins_no_step() -> None:
+    """Lightning steps each optimizer with one, in a partial, where its user steps by hand."""
+
+    def do_nothing() -> None:
+        return
+
+    def wrap(model: nn.Module, closure: Callable[[], None]) -> None:
+        closure()
+
+    model = mlp()
+    optimizers = split(model)
+    monitor = watch(model, optimizers)
+    truth = []
+    for step in range(5):
+        model.zero_grad()
+        loss_of(model).backward()
+        truth.append(norm_of(one.grad for one in model.parameters()))
+        for optimizer in optimizers:
+            optimizer.step(closure=functools.partial(wrap, model, do_nothing))  # type: ignore[arg-type]
+        monitor.log(loss=float(step))
+    assert_whole(monitor, truth, model)
 
 
 def test_closures_of_two_optimizers_have_gradients_of_their_own() -> None:

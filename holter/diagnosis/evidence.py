@@ -116,6 +116,13 @@ def is_adaptive(chart: Chart) -> bool:
 
 
 @until_news
+def searches_its_steps(chart: Chart) -> bool:
+    """Return whether the optimizer searches along a line: where that finds nothing better, it takes no step at all."""
+    names = chart.info.get("optimizers")
+    return isinstance(names, list) and any("BFGS" in str(name) for name in names)
+
+
+@until_news
 def finds_its_rate(chart: Chart) -> bool:
     """Whether the optimizer finds the length of its steps, from far too short ones on: its rate is a factor, near 1."""
     names = chart.info.get("optimizers")

@@ -75,7 +75,9 @@ def _start(chart: Chart) -> _Start | None:
     rms = chart.table("weight", "rms")
     if not len(rms) or rms.opening_steps[0] > chart.first_step:
         return None
-    places = list(hidden_matrices(chart, rms.names))
+    wanted = chart.table("weight", "requires_grad")
+    frozen = {name for name, wants in zip(wanted.names, wanted.opening[:1].flat, strict=False) if wants == 0}
+    places = [place for place in hidden_matrices(chart, rms.names) if rms.names[place] not in frozen]
     names = [rms.names[place] for place in places]
     output = output_matrix(chart)
     if output in rms.names and chart.part(output) == "embedding":  # it makes the output too: it counts as the last

@@ -117,7 +117,7 @@ def _pinned(case: Case) -> Iterator[Suspicion]:
     if is_adaptive(chart):
         return
     _, ratios = typical_of(chart, "update", "ratio")
-    if len(ratios) < 3 or not overall_median(ratios[-3:]) < 2e-5:
+    if len(ratios) < 3 or not 0 < overall_median(ratios[-3:]) < 2e-5:  # a step of nothing is no clipped one
         return
     steps, norms = column(chart.scalar("gradient_norm"))
     if len(norms) < 20:
@@ -147,7 +147,8 @@ def lost_state(case: Case) -> Iterator[Suspicion]:
         anew = (counts[1:-1] <= 1) & (counts[:-2] >= 5) & (counts[2:] == counts[1:-1] + 1)
         place = int(np.flatnonzero(anew)[-1]) + 1 if anew.any() else 0
         # With two optimizers that take turns the counter falls too, and comes back.
-        if place and (counts[place:][:8] <= np.arange(1, 9)[: len(counts) - place]).all():
+        goes_on = place and (counts[place:][:8] <= np.arange(1, 9)[: len(counts) - place]).all()
+        if goes_on and not _has_other_layers(case.chart, int(steps[place])):
             yield _lost(int(steps[place]), {"steps_before": float(counts[place - 1]), "steps": float(counts[place])})
             return
     if not case.chart.resumed or len(counts):
@@ -160,6 +161,15 @@ def lost_state(case: Case) -> Iterator[Suspicion]:
             fall = known_median(np.nanmedian(after, axis=0) / np.nanmedian(before, axis=0))
         if fall < 0.4:
             yield _lost(at, {"momentum_left": fall})
+
+
+def _has_other_layers(chart: Chart, at: int) -> bool:
+    """Return whether the layers with a gradient are others from this step on: a pruned model, or one that was unfrozen
+    or grew, needs a new optimizer."""
+    norms = chart.table("gradient", "norm")
+    before, after = norms.before(at, 3), norms.since(at)[:3]
+    had, have = (~np.isnan(values).all(axis=0) for values in (before, after))
+    return bool(len(before) and len(after) and (had != have).any())
 
 
 def _lost(since: int, evidence: dict[str, object]) -> Suspicion:

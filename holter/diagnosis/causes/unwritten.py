@@ -9,6 +9,7 @@ import numpy as np
 
 from holter.diagnosis.anatomy import elements
 from holter.diagnosis.chart import Chart
+from holter.diagnosis.evidence import searches_its_steps
 from holter.diagnosis.suspicion import Case, Kind, Suspicion
 from holter.series import Floats, Series, median
 
@@ -27,7 +28,10 @@ def not_written(case: Case) -> Iterator[Suspicion]:
     unchanged, planned = chart.table("update", "unchanged"), chart.table("update", "planned_ratio")
     if len(unchanged) < 2 or planned.names != unchanged.names:
         return
-    still = np.flatnonzero((unchanged.values[-2:] == 1).all(axis=0))
+    is_still = (unchanged.values[-2:] == 1).all(axis=0)
+    if is_still.all() and searches_its_steps(chart):
+        return
+    still = np.flatnonzero(is_still)
     for place in still.tolist():
         name = unchanged.names[place]
         asked = _asked_for(chart, name, planned.values[-2:, place])

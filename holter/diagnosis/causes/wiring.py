@@ -233,10 +233,18 @@ def _forgotten(chart: Chart, frozen: Sequence[str], learning: Sequence[str]) -> 
             return
     else:
         modules = {owner(name) for name in frozen}
-        if len(modules) == 1 and chart.part(frozen[0]) != "embedding" and did_run(chart, frozen[0]):
+        is_layer = any(_is_of_a_layer(name) for name in frozen) and chart.part(frozen[0]) != "embedding"
+        if len(modules) == 1 and is_layer and did_run(chart, frozen[0]):
             suspicious = list(frozen)
     if suspicious and not is_upstream(chart, suspicious, learning):
         yield _frozen(chart, suspicious, chart.first_step, 0.8)
+
+
+def _is_of_a_layer(name: str) -> bool:
+    """Return whether torch's layers have a parameter of such a name; others (positions, frequencies, windows) are
+    tables of a model's own, often fixed."""
+    own = name.rpartition(".")[2]
+    return "weight" in own or "bias" in own
 
 
 def _unheld(chart: Chart, layers: Sequence[str], learning: Sequence[str]) -> Iterator[Suspicion]:
