@@ -8,7 +8,6 @@ gone after `detach`.
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import sys
 import threading
@@ -34,6 +33,7 @@ from holter.modules import modules_in, named_parameters, parameters_in, parts_of
 from holter.optimizers import imitation_of, is_same, optimizers_in
 from holter.problems import Problems
 from holter.selection import Selected, Selection
+from holter.step_calls import has_closure, step_frame
 
 Hook = Callable[[Optimizer, Sequence[Any], dict[str, Any]], None]
 _logger = logging.getLogger("holter")
@@ -48,8 +48,6 @@ _listening: list[Capture] = []
 _step_hooks: list[RemovableHandle | Stand] = []
 _changing = threading.Lock()
 _untraced: Callable[[Hook], Hook] = torch._compile._disable_dynamo  # unlike torch.compiler.disable it loads nothing now
-_NOTHING = (lambda: None).__code__
-_BETWEEN = ("torch._compile", "torch._dynamo.eval_frame")  # of the wrappers that this puts around a function
 
 
 def warn_of_other_monitors(optimizers: Iterable[Optimizer]) -> None:
@@ -299,11 +297,11 @@ class Capture:
     def _before_step(self, optimizer: Optimizer, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         with self._problems.contained("see a step coming"):
             if self._concerns(optimizer):
-                frame = _step_frame(sys._getframe(2))
+                frame = step_frame(sys._getframe(2))
                 self._forget_steps_that_raised(frame)
                 self._steps.append((id(optimizer), id(frame)))
                 if len(self._steps) == 1:  # a step within a step (a wrapper, super().step()) is part of it
-                    self._listener.before_step(optimizer, _has_closure(args, kwargs))
+                    self._listener.before_step(optimizer, has_closure(args, kwargs))
 
     def _after_step(self, optimizer: Optimizer, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         with self._problems.contained("see a step"):
@@ -316,7 +314,7 @@ class Capture:
                     if not self._saw_forward:
                         self._search_compiled()
                     self._saw_forward = False
-                    self._listener.after_step(optimizer, _has_closure(args, kwargs))
+                    self._listener.after_step(optimizer, has_closure(args, kwargs))
 
     def _forget_steps_that_raised(self, frame: FrameType | None) -> None:
         """A step that is not on the stack of calls any more has ended by an exception, without a post-hook."""
@@ -380,13 +378,6 @@ def _before_any_clip(parameters: Sequence[Tensor], clip: Clip | None) -> None:
         capture._listener.torch_clips(parameters, clip)  # which contains what fails in it
 
 
-def _step_frame(frame: FrameType | None) -> FrameType | None:
-    """The frame of torch's step, from that of the hook which it has called through Dynamo's wrappers."""
-    while frame is not None and frame.f_globals.get("__name__") in _BETWEEN:
-        frame = frame.f_back
-    return frame
-
-
 def _remove_abandoned() -> None:
     while _abandoned:
         _abandoned.pop()._remove_hooks()
@@ -395,16 +386,3 @@ def _remove_abandoned() -> None:
 def overlaps(parameters: Iterable[nn.Parameter], optimizer: Optimizer) -> bool:
     held = held_by(optimizer)
     return any(id(parameter) in held for parameter in parameters)
-
-
-def _has_closure(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
-    closure = kwargs.get("closure") if len(args) < 2 else args[1]
-    return callable(closure) and not _does_nothing(closure)
-
-
-def _does_nothing(closure: Any) -> bool:
-    """Return whether a closure has no statement: Lightning passes one, in a partial, where its user steps by hand."""
-    while isinstance(closure, functools.partial) and closure.args and callable(closure.args[-1]):
-        closure = closure.args[-1]
-    code = getattr(closure, "__code__", None)
-    return code is not None and (code.co_code, code.co_consts[-1:]) == (_NOTHING.co_code, (None,))
