@@ -235,7 +235,8 @@ def diagnose(run: Path, as_json: bool, fail_on: str | None) -> None:
         from holter.diagnosis.render import render_damage, render_ending, render_findings, render_health, render_outlook
 
         screen = console()
-        screen.print(render_ending(opened.state, error, len(history)), end="")
+        taken = int(history.steps[-1]) + 1 if len(history) else 0  # also where records are missing
+        screen.print(render_ending(opened.state, error, taken), end="")
         screen.print(render_damage(found), end="")
         screen.print(render_findings(findings, len(history), opened.state))
         screen.print(render_health(checks))

@@ -66,8 +66,10 @@ class Integrity:
 
     @property
     def missing(self) -> tuple[tuple[int, int], ...]:
-        """The steps that the damage may have cost; a gap in an undamaged journal has another reason."""
-        return self.gaps if self.damage.loses else ()
+        """The steps that the damage may have cost. Each has a frame: a longer gap has another reason, such as a run
+        that continues the training of another."""
+        frames = self.damage.missing + self.damage.damaged
+        return tuple((first, last) for first, last in self.gaps if last - first < frames)
 
     @property
     def severity(self) -> str:
@@ -100,7 +102,9 @@ class Integrity:
         if not (severity := self.severity):
             return ()
         since = self.missing[0][0] if self.missing else 0
-        rest = "nothing else is there" if self.is_unreadable else "the rest was read"
+        failed = f"Holter could not read all of its journals: {self.words}; the rest was read"
+        if self.is_unreadable:
+            failed = f"nothing in its journals can be read: {self.words}"
         evidence: dict[str, object] = {"unreadable_bytes": self.unreadable_bytes, "steps_that_can_be_read": self.steps}
         return (
             Finding(
@@ -110,7 +114,7 @@ class Integrity:
                 step=since,
                 severity=severity,
                 evidence=evidence,
-                advice=f"Training is untouched, but Holter could not read all of its journals: {self.words}; {rest}",
+                advice=f"Training is untouched, but {failed}",
             ),
         )
 

@@ -13,11 +13,12 @@ from rich.console import Console
 
 from holter.comparison.comparing import compare
 from holter.comparison.reading import read_run
+from holter.damage import Damage
 from holter.diagnosis.finding import SEVERITIES, from_problem
 from holter.diagnosis.render import render_findings
 from holter.following import Pulse
 from holter.glance import check_for_damage, glance
-from holter.integrity import Gaps, gaps_in
+from holter.integrity import Gaps, Integrity, gaps_in
 from holter.record import Problem
 from holter.report.reading import Follower
 from holter.run import open_run
@@ -91,6 +92,13 @@ def test_no_step_is_missed_where_a_frame_without_a_step_is_gone(tmp_path: Path) 
     path.write_bytes(whole.header + b"".join(one for at, one in enumerate(whole.frames) if at != tables[1]))
     for part, text in told_everywhere(path.parent).items():
         assert "1 frame missing" in text and "no record" not in text, part
+
+
+def test_steps_before_a_training_was_continued_in_a_run_of_its_own_are_not_missing() -> None:
+    """It goes on counting where its checkpoint stopped; then a frame of it was lost."""
+    found = Integrity(Damage(missing=2), steps=20, gaps=((0, 499), (510, 511)), size=9000)
+    assert found.missing == ((510, 511),) and found.severity == "warning"
+    assert Integrity(Damage(repeated=2), steps=20, gaps=((510, 511),), size=9000).missing == ()
 
 
 @pytest.mark.parametrize(
@@ -230,6 +238,16 @@ def test_steps_to_a_loss_are_steps_though_records_are_missing(tmp_path: Path) ->
     found = compare(ours.parent, theirs.parent)
     first, second = (side.steps_to_level for side in found.sides)
     assert first is not None and second is not None and abs(second - first) <= 1, (first, second)
+
+
+def test_a_training_crashed_after_its_last_step_though_records_before_it_are_missing(tmp_path: Path) -> None:
+    ours, theirs = journal_of(tmp_path, "ours"), journal_of(tmp_path, "theirs")
+    whole = stored(ours, count=60)
+    stored(theirs, count=60)
+    ours.write_bytes(without_steps(whole, range(3, 13))[:-40])
+    os.utime(ours, (time.time() - 3600,) * 2)
+    assert "gave no sign of life any more after 60 steps" in " ".join(call("diagnose", ours.parent).output.split())
+    assert any("it crashed after 60 steps" in note for note in compare(theirs.parent, ours.parent).sides[1].notes)
 
 
 @pytest.mark.parametrize("form", ["csv", "tensorboard"])

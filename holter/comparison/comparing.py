@@ -156,7 +156,9 @@ def _notes(track: Track) -> list[str]:
         said.append("it has no steps")
         return said
     if run.state in ("running", *BAD_ENDS):
-        said.append("it is still running" if run.state == "running" else f"it {run.state} after {len(track):,} steps")
+        said.append(
+            "it is still running" if run.state == "running" else f"it {run.state} after {run.steps[-1] + 1:,} steps"
+        )
     said += [] if "loss" in track.scalars else ["no loss was logged"]
     said += [] if "gradient" in track.roles else ["no gradients of layers were measured"]
     thinned = [f"one in {run.span(role):,} ({role.replace('_', ' ')})" for role in track.roles if run.span(role) > 1]
