@@ -38,6 +38,8 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_run(root / "ended", state="failed", created=1.79e9 + 50)
     (root / "damaged").mkdir()
     (root / "damaged" / "run.json").write_text("{")
+    write_run(root / "noise", steps=5, created=1.79e9 - 50)
+    (root / "noise" / "rank-0.journal").write_bytes(b"x" * 5000)
     return root
 
 
@@ -68,10 +70,13 @@ def test_the_first_visit_leads_to_the_list_and_leaves_no_token_in_the_address(br
     """P21"""
     with visited(browser, server) as page:
         assert page.url == f"{server.address}/"
-        assert set(names(page)) == {"before", "after", "ended", "damaged"}
+        assert set(names(page)) == {"before", "after", "ended", "damaged", "noise"}
         assert names(page).index("after") < names(page).index("ended") < names(page).index("before")
         page.wait_for_selector(".run .mark:not(.unknown)")  # a verdict, as soon as it is known
         page.wait_for_selector(".run .spark path")
+        row = page.locator(".run", has=page.get_by_role("link", name="noise"))
+        assert row.locator(".mark.critical").inner_text().strip() == "Unreadable"
+        assert "Nothing in its journals can be read" in row.inner_text()
         assert page.evaluate("document.cookie") == ""  # not for scripts
 
 

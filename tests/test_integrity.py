@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import time
 from collections.abc import Sequence
@@ -14,6 +15,10 @@ from rich.console import Console
 from holter.comparison.comparing import compare
 from holter.comparison.reading import read_run
 from holter.damage import Damage
+from holter.dashboard.examinations import Examination
+from holter.dashboard.listing import Lister
+from holter.dashboard.shelf import Shelf
+from holter.dashboard.worker import Practice
 from holter.diagnosis.finding import SEVERITIES, from_problem
 from holter.diagnosis.render import render_findings
 from holter.following import Pulse
@@ -248,6 +253,28 @@ def test_a_training_crashed_after_its_last_step_though_records_before_it_are_mis
     os.utime(ours, (time.time() - 3600,) * 2)
     assert "gave no sign of life any more after 60 steps" in " ".join(call("diagnose", ours.parent).output.split())
     assert any("it crashed after 60 steps" in note for note in compare(theirs.parent, ours.parent).sides[1].notes)
+
+
+def test_the_dashboard_lists_damage_in_the_same_order(tmp_path: Path) -> None:
+    """What lost nothing is no trouble in a list; a lost half is more than one."""
+    path = journal_of(tmp_path)
+    whole = stored(path, count=60)
+    (path.parent / "run.json").write_text('{"model": "MLP"}')
+    twice = whole.header + b"".join((*whole.frames[:9], whole.frames[5], *whole.frames[9:]))
+    seen = []
+    for data in (whole.data, whole.data[:-40], twice, without_steps(whole, [7]), without_steps(whole, range(9, 50))):
+        path.write_bytes(data)
+        os.utime(path, (time.time() - 3600,) * 2)
+        shelf = Shelf(tmp_path)
+        (listed,) = shelf.runs().values()
+        known = Examination((), "crashed", Practice().answer(str(path.parent)))
+        (run,) = json.loads(Lister(shelf).body({listed.id: known}).plain)["runs"]
+        seen.append((run["trouble"], run["is_lost_mostly"]))
+    assert [("journals" in trouble, lost) for trouble, lost in seen] == [
+        *[(False, False)] * 3,
+        (True, False),
+        (True, True),
+    ]
 
 
 @pytest.mark.parametrize("form", ["csv", "tensorboard"])

@@ -46,6 +46,7 @@ def _line(listed: Listed, examination: Examination | None) -> dict[str, Any]:
     seen = listed.glance
     answered = examination.answer if examination else None
     verdict = examination.verdict if examination else None
+    troubles = (seen.trouble, "" if seen.state == "unreadable" else _trouble(examination))
     return {
         "id": listed.id,
         "name": listed.name,
@@ -57,7 +58,8 @@ def _line(listed: Listed, examination: Examination | None) -> dict[str, Any]:
         "parameters": seen.parameters,
         "created": seen.created,
         "size": seen.size,
-        "trouble": printable(listed.blocked or seen.trouble or _trouble(examination)),
+        "trouble": printable(listed.blocked or ". ".join(filter(None, troubles))),
+        "is_lost_mostly": seen.state == "unreadable" or bool(answered and answered.damage_severity == "critical"),
         "verdict": asdict(verdict) if verdict else None,
         "findings": len(answered.examined.findings) if answered else 0,
         "spark": [float(f"{value:.4g}") for value in answered.spark] if answered else [],
@@ -65,12 +67,15 @@ def _line(listed: Listed, examination: Examination | None) -> dict[str, Any]:
 
 
 def _trouble(examination: Examination | None) -> str:
+    """A torn end is told by the state, and what stands twice or elsewhere by the page of the run: nothing is lost."""
     if examination is None:
         return ""
     answered = examination.answer
-    if not examination.trouble and answered is not None and answered.damage and answered.state != "running":
+    if examination.trouble or answered is None:
+        return examination.trouble
+    if answered.damage_severity in ("warning", "critical") and answered.state != "running":
         return answered.damage
-    return examination.trouble
+    return ""
 
 
 def layers_found(shelf: Shelf, runs: dict[str, Listed], terms: list[str]) -> Body:

@@ -25,6 +25,7 @@ class Answer:
     spark: tuple[float, ...]
     is_complete: bool
     damage: str = ""  # what of it cannot be read, in a sentence
+    damage_severity: str = ""  # how serious that is; empty for an end that is torn as by a kill
 
 
 def to_line(answer: Answer) -> str:

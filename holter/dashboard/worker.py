@@ -47,8 +47,8 @@ class Practice:
             while len(self._open) > _OPEN:
                 self._open.popitem(last=False)
         examined = follower.examined() if is_complete else Examined()
-        damage = follower.integrity.sentence
-        return Answer(examined, state, follower.digest.count, spark_of(follower), is_complete, damage)
+        found, spark = follower.integrity, spark_of(follower)
+        return Answer(examined, state, follower.digest.count, spark, is_complete, found.sentence, found.severity)
 
 
 def spark_of(follower: Follower) -> tuple[float, ...]:

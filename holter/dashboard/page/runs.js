@@ -46,6 +46,9 @@
   }
 
   function verdict(run) {
+    if (run.trouble && run.is_lost_mostly) {
+      return said('critical', run.state === 'unreadable' ? 'Unreadable' : 'Half lost', run.trouble);
+    }
     if (run.trouble && !run.verdict) return said('warning', 'Damaged', run.trouble);
     if (!run.verdict) return said('unknown', 'Not examined yet', '');
     const { state: how, severity, sentence } = run.verdict;
