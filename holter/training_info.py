@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 import holter
@@ -22,7 +23,8 @@ from holter.settings import Settings
 def describe_training(
     model: nn.Module, optimizers: Sequence[Optimizer], scheduler: Any | None, settings: Settings, layers: Layers
 ) -> dict[str, Any]:
-    names = list(zip(*layers.everything(), strict=True))
+    # A lazy parameter has no shape before the first forward: it is one of those that come later.
+    names = [(name, one) for name, one in zip(*layers.everything(), strict=True) if not is_lazy(one)]
     parts, tied = roles_of(model), tied_parameters(model)
     kinds = {name: type(module).__name__ for name, module in named_modules(model)}
     others: dict[str, list[str]] = {}

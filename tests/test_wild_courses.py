@@ -118,3 +118,30 @@ def test_weights_that_are_not_trained_are_not_judged_by_how_they_begin() -> None
     model = nn.Sequential(nn.Linear(INPUTS, INPUTS), *base, nn.Linear(INPUTS, CLASSES))
     optimizer = torch.optim.Adam([one for one in model.parameters() if one.requires_grad], 1e-2)
     assert "init-too-small" not in [cause for cause, _ in alarms(Training(model, vectors(), optimizer=optimizer))]
+
+
+def lazy_course(watched: bool) -> tuple[list[Tensor], list[float], list[float]]:
+    """Weights, norms as torch has them, and norms as recorded."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.LazyConv1d(8, 3), nn.LazyBatchNorm1d(), nn.ReLU(), nn.Flatten(), nn.LazyLinear(CLASSES))
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+    monitor = holter.watch(model, optimizer, run=False, budget=None) if watched else None
+    truth, recorded = [], []
+    for step in range(10):
+        x, y = vectors()(step)
+        optimizer.zero_grad()
+        F.cross_entropy(model(x[:, None]), y).backward()
+        truth.append(float(torch.cat([one.grad.flatten() for one in model.parameters()]).double().norm()))
+        optimizer.step()
+    if monitor is not None:
+        assert warnings(monitor) == [] and monitor.state == "watching"
+        assert monitor.history.series("gradient", "norm")[1] == tuple(name for name, _ in model.named_parameters())
+        recorded = monitor.history.scalar("gradient_norm")[1].tolist()
+        monitor.close()
+    return [one.detach().clone() for one in model.parameters()], truth, recorded
+
+
+def test_a_model_may_get_its_shapes_with_its_first_batch() -> None:
+    (bare, _, _), (weights, truth, recorded) = lazy_course(False), lazy_course(True)
+    assert recorded == pytest.approx(truth, rel=1e-6)
+    assert all(torch.equal(one, other) for one, other in zip(bare, weights, strict=True))

@@ -85,6 +85,35 @@ class Gan(LightningModule):
         ]
 
 
+class Auxiliary(LightningModule):
+    """A second head with an optimizer of its own: both are stepped by hand after one forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        self.body = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.GELU())
+        self.head, self.auxiliary = nn.Linear(64, 10), nn.Linear(64, 2)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        hidden = self.body(x)
+        return self.head(hidden), self.auxiliary(hidden.detach())
+
+    def training_step(self, batch: Any, place: int) -> None:
+        digit, parity = self(batch[0])
+        loss = cross_entropy(digit, batch[1]) + cross_entropy(parity, batch[1] % 2)
+        self.log("loss", loss)
+        optimizers = self.optimizers()
+        for optimizer in optimizers:  # type: ignore[union-attr]
+            optimizer.zero_grad()
+        self.manual_backward(loss)
+        for optimizer in optimizers:  # type: ignore[union-attr]
+            optimizer.step()
+
+    def configure_optimizers(self) -> Any:
+        main = torch.optim.Adam([*self.body.parameters(), *self.head.parameters()], lr=2e-3)
+        return [main, torch.optim.SGD(self.auxiliary.parameters(), lr=0.1)]
+
+
 def _loss(logits: Tensor, truth: float) -> Tensor:
     return binary_cross_entropy_with_logits(logits, torch.full_like(logits, truth))
 
@@ -120,6 +149,12 @@ def gan(trainee: Trainee) -> nn.Module:
     return fit(trainee, Gan(), (train,), max_epochs=2)
 
 
+def two_optimizers(trainee: Trainee) -> nn.Module:
+    images, classes = digits()
+    train = DataLoader(TensorDataset(images[:1280], classes[:1280]), batch_size=32, shuffle=True)
+    return fit(trainee, Auxiliary(), (train,), max_epochs=2)
+
+
 TRAININGS = (
     Training(
         "lightning/classifier",
@@ -131,4 +166,5 @@ TRAININGS = (
         },
     ),
     Training("lightning/manual-gan", gan, 2 * 2 * 28),
+    Training("lightning/two-optimizers", two_optimizers, 80),
 )

@@ -11,6 +11,8 @@ from transformers import (
     CLIPModel,
     DetrConfig,
     DetrForObjectDetection,
+    PatchTSTConfig,
+    PatchTSTForPrediction,
     ResNetConfig,
     SegformerConfig,
     SegformerForSemanticSegmentation,
@@ -262,6 +264,35 @@ def time_series(trainee: Trainee) -> nn.Module:
     return model
 
 
+def patches(trainee: Trainee) -> nn.Module:
+    """Forecasts by PatchTST, whose positions are a fixed table kept as a parameter."""
+    config = PatchTSTConfig(
+        num_input_channels=2,
+        context_length=32,
+        prediction_length=8,
+        patch_length=8,
+        patch_stride=8,
+        d_model=32,
+        num_attention_heads=4,
+        num_hidden_layers=2,
+        ffn_dim=64,
+    )
+    model = PatchTSTForPrediction(config)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    monitor = trainee.watch(model, optimizer)
+    time = torch.arange(3000) * 0.1
+    waves = torch.stack([torch.sin(time), torch.cos(1.7 * time)], 1) + 0.1 * torch.randn(3000, 2)
+    windows = waves.unfold(0, 40, 1).transpose(1, 2)
+    model.train()
+    for (values,) in batches(32, 60, windows):
+        loss = model(past_values=values[:, :32], future_values=values[:, 32:]).loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        monitor.log(loss=loss, inputs=values[:, :32], targets=values[:, 32:])
+    return model
+
+
 TRAININGS = (
     Training(
         "transformers/vit",
@@ -278,4 +309,5 @@ TRAININGS = (
     Training("transformers/wav2vec2", wav2vec2, 60),
     Training("transformers/whisper", whisper, 60),
     Training("transformers/time-series", time_series, 60),
+    Training("transformers/patchtst", patches, 60),
 )
