@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from torch.optim import SGD, Adam
 
 import holter
+from holter.diagnosis.finding import Finding
 
 Logged = dict[str, Any]
 Training = Callable[[], tuple[nn.Module, torch.optim.Optimizer, Iterator[Logged]]]
@@ -24,7 +25,12 @@ Losses = Callable[[Tensor, Tensor], Tensor]
 
 
 def alarms(training: Training, steps: int, seed: int = 1, **options: Any) -> list[str]:
-    """The causes of all warnings and criticals, but for those about the machine."""
+    """The causes of all warnings and criticals."""
+    return [found.cause for found in findings(training, steps, seed, **options) if found.severity != "info"]
+
+
+def findings(training: Training, steps: int, seed: int = 1, **options: Any) -> list[Finding]:
+    """All but those about the machine."""
     torch.manual_seed(seed)
     torch.set_num_threads(1)
     model, optimizer, course = training()
@@ -33,7 +39,7 @@ def alarms(training: Training, steps: int, seed: int = 1, **options: Any) -> lis
             monitor.log(**logged)
     found = monitor.findings
     assert not any(finding.cause == "monitor-degraded" for finding in found), found
-    return [f.cause for f in found if f.severity != "info" and f.where != "performance"]
+    return [finding for finding in found if finding.where != "performance"]
 
 
 def mlp(*widths: int, act: Callable[[], nn.Module] = nn.ReLU) -> nn.Sequential:

@@ -188,7 +188,7 @@ CONTROLS = {
 
 @pytest.mark.parametrize("name", CONTROLS)
 def test_a_sound_training_is_left_alone(name: str, tmp_path: Path) -> None:
-    assert not findings(CONTROLS[name], tmp_path)
+    assert not [found for found in findings(CONTROLS[name], tmp_path) if found.severity != "info"]
 
 
 def test_a_mask_of_infinities_is_meant(tmp_path: Path) -> None:

@@ -30,6 +30,18 @@ def test_one_batch_again_and_again_is_told_within_fifty_steps(size: int, batch_o
     assert alarms(training, 40) == found
 
 
+@pytest.mark.parametrize("size", [32, 100])
+def test_that_there_was_never_another_batch_is_a_note_where_it_may_be_all_the_data(size: int) -> None:
+    found = wild.findings(regression(batch_of=lambda step: 0, size=size), 140)
+    assert [(one.cause, one.severity, one.since) for one in found] == [("batch-repeated", "info", 0)]
+    assert found[0].step < 50 and found[0].until is None
+
+
+def test_a_note_leads_nothing_that_is_worse() -> None:
+    found = wild.findings(regression(batch_of=lambda step: 0, size=64, optimizer=lambda p: Adam(p, 0.5)), 60)
+    assert found[0].cause == "lr-too-high" and "batch-repeated" in found[0].alternatives
+
+
 def test_a_new_stage_of_a_curriculum_is_no_fault() -> None:
     stage = {"step": 0}
 

@@ -239,6 +239,26 @@ def test_a_fault_of_such_a_model_is_named_within_50_steps(name: str) -> None:
     assert alarms(training())[:1] == [(cause, layer)]
 
 
+class WithUnused(nn.Module):
+    """Both heads run in every step, and the loss is that of one."""
+
+    def __init__(self, unused: nn.Module) -> None:
+        super().__init__()
+        self.stem, self.head, self.unused = nn.Linear(INPUTS, 32), nn.Linear(32, CLASSES), unused
+
+    def forward(self, x: Tensor) -> Tensor:
+        features = torch.relu(self.stem(x))
+        self.unused(features)
+        return self.head(features)
+
+
+@pytest.mark.parametrize("unused", [nn.Linear(32, 2), nn.LayerNorm(32), nn.Sequential(nn.Linear(32, 8), nn.Tanh())])
+def test_what_runs_in_every_step_and_never_has_a_gradient_is_noted(unused: nn.Module) -> None:
+    found = Training(WithUnused(unused), vectors(), steps=50).findings()
+    assert [(one.cause, one.severity, str(one.layer)[:6]) for one in found] == [("graph-detached", "info", "unused")]
+    assert found[0].step < 50
+
+
 class Whispering(nn.Module):
     """A layer whose share of the output is too small for its gradient to move it."""
 

@@ -71,6 +71,11 @@ def _batch_is_larger(chart: Chart, lead: Suspicion, said: int) -> bool:
     return len(sizes) > 0 and bool(np.fmax.reduce(sizes) > 2 * _number(lead, "batch"))
 
 
+def _is_another_batch(chart: Chart, lead: Suspicion, said: int) -> bool:
+    ago = chart.latest("batch/repeated")  # NaN where batches have no hash
+    return ago == 0 or ago > 2
+
+
 def _is_quick(chart: Chart, lead: Suspicion, said: int) -> bool:
     times = chart.scalar("step_time").values[-_STEPS:, 0]
     return known_median(times) < _QUICK * _number(lead, "before")
@@ -99,7 +104,7 @@ ENDINGS: Mapping[str, Question] = MappingProxyType(
         "representation-collapse": _measured("activation"),
         "norm-batch-too-small": _batch_is_larger,
         "batch-corrupt": _measured("batch"),
-        "batch-repeated": _measured("batch/repeated"),
+        "batch-repeated": _is_another_batch,
         "data-not-shuffled": _measured("batch"),
         "overfitting": _validated,
         "fp16-overflow": _measured("loss"),

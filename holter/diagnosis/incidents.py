@@ -61,10 +61,14 @@ class Incident:
 
     @property
     def ranked(self) -> list[Suspicion]:
-        """The leading one first."""
-        enough = [one for one in self._held.values() if one.score >= ENOUGH]
+        """The leading one first; a note leads nothing that is worse."""
+        sure = [one for one in self._held.values() if one.score >= ENOUGH]
+        worse, notes = ([one for one in sure if (one.severity == "info") is is_note] for is_note in (False, True))
         others = sorted((one for one in self._held.values() if one.score < ENOUGH), key=lambda one: -one.score)
-        ranked: list[Suspicion] = []
+        return self._in_order(worse) + self._in_order(notes) + others
+
+    def _in_order(self, sure: list[Suspicion]) -> list[Suspicion]:
+        enough, ranked = list(sure), []
         while enough:
             causes = [one for one in enough if one.kind is not Kind.STATE] or enough
             earliest = min(one.began for one in causes)
@@ -75,7 +79,7 @@ class Incident:
             best = max(together, key=lambda one: (one.kind, one.score))
             ranked.append(best)
             enough.remove(best)
-        return ranked + others
+        return ranked
 
     @property
     def lead(self) -> Suspicion:

@@ -361,13 +361,13 @@ def _profile(norms: Floats, least: int = 3) -> tuple[float, float] | None:
         return None
     sizes = logs(median(norms[known]))
     places = np.arange(len(sizes)) - (len(sizes) - 1) / 2
-    drops = np.diff(sizes)
-    if drops.max() > (1 / len(drops) + _UNEVEN) * (sizes[-1] - sizes[0]):
-        return None  # two parts of a model, or a first layer whose inputs are small
     slope = float(places @ (sizes - sizes.mean()) / (places @ places))
     spread = float(np.std(sizes) * np.std(places))
     straight = float(np.mean(places * (sizes - sizes.mean())) / spread) if spread > 0 else 0.0
-    return slope * (len(sizes) - 1), straight
+    # Two parts of a model, or a first layer whose inputs are small, make one step that is most of it.
+    drops = np.diff(sizes)
+    is_even = bool(drops.max() <= (1 / len(drops) + _UNEVEN) * (sizes[-1] - sizes[0]))
+    return slope * (len(sizes) - 1), straight if is_even else 0.0
 
 
 RULES = (initialisation, symmetric, vanishing)

@@ -15,6 +15,7 @@ from holter.words import share
 
 _STUCK = 4  # steps in a row with a batch of the last few
 _ALWAYS = 16  # steps after which there has never been another batch
+_NOTED = 50  # steps in which a note of it is made
 _LOADED = 16  # examples: a batch that a loader makes, and not yet a data set
 _BY_HEART = 10  # parameters for each example
 _FEW = 4  # different batches that must have been there before
@@ -57,30 +58,32 @@ def repeated(case: Case) -> Iterator[Suspicion]:
 
 
 def _only_one(case: Case) -> Iterator[Suspicion]:
-    """There has never been another batch, it is as small as those of a loader, and the model learns it by heart.
-
-    A training on the whole of its data is meant, be it a graph, a table or the points of a curve: those are larger, or
-    have no targets, or the model has few parameters beside them.
-    """
+    """There has never been another batch: a note, as a training on the whole of its data is meant to be so, be it a
+    graph, a table or the points of a curve. A warning where it is as small as those of a loader, has targets, and a
+    model of many parameters learns it by heart."""
     chart = case.chart
     sizes, parameters = chart.table("batch", "size"), chart.info.get("parameters")
     size = float(np.fmax.reduce(sizes.values[-1], initial=0.0)) if len(sizes) else 0.0
-    is_as_loaded = 1 < size <= _LOADED and size % 4 == 0 and len(targets_of(sizes)) > 0
-    if not is_as_loaded or not isinstance(parameters, int) or parameters < _BY_HEART * size:
-        return
     _, losses = column(chart.scalar("loss"))
-    if len(losses) < _ALWAYS or not losses[0] > 0 or not overall_median(losses[-3:]) < 0.8 * losses[0]:
+    is_as_loaded = size <= _LOADED and size % 4 == 0 and len(targets_of(sizes)) > 0
+    is_large = isinstance(parameters, int) and parameters >= _BY_HEART * size
+    falls = len(losses) >= _ALWAYS and bool(losses[0] > 0 and overall_median(losses[-3:]) < 0.8 * losses[0])
+    is_stuck = is_as_loaded and is_large and falls
+    if not is_stuck and not (size > 1 and case.step - chart.first_step <= _NOTED):
         return
+    evidence: dict[str, object] = {"steps": len(column(chart.scalar("batch/repeated"))[0]), "examples": size}
+    told = "which the model learns by heart" if is_stuck else "which is right if they are all the data there are"
     yield Suspicion(
         "batch-repeated",
         "data",
         chart.first_step,
-        0.75,
-        Kind.FACT,
-        evidence={"steps": len(losses), "examples": size, "share_of_loss_left": float(losses[-1] / losses[0])},
-        advice=f"All steps so far have seen the same {size:.0f} examples, which the model learns by heart: look for an "
-        "iterator that is made anew in each step (next(iter(loader))), or a batch that was taken out of the loop. As a "
-        "test whether one batch can be learnt it is right.",
+        0.75 if is_stuck else 0.5,
+        Kind.FACT if is_stuck else Kind.STATE,
+        severity="warning" if is_stuck else "info",
+        evidence=evidence | ({"share_of_loss_left": float(losses[-1] / losses[0])} if is_stuck else {}),
+        advice=f"All steps so far have seen the same {size:.0f} examples, {told}. "
+        f"{'Look' if is_stuck else 'Else look'} for an iterator that is made anew in each step (next(iter(loader))), "
+        "or a batch that was taken out of the loop. As a test whether one batch can be learnt it is right.",
         check="It worked if batch/repeated is 0, or as long as an epoch.",
     )
 

@@ -274,7 +274,7 @@ def _are_chosen(chart: Chart, layers: Sequence[str]) -> bool:
 
 def _cut_off(chart: Chart, layers: Sequence[str], learning: Sequence[str]) -> Iterator[Suspicion]:
     """Layers that run and are held, but have no gradient. An expert without work does not run; a head whose output
-    nobody uses stands alone, where of a branch that is cut off the same part learns in other blocks."""
+    nobody uses stands alone and is a note, where of a branch that is cut off the same part learns in other blocks."""
     flags = chart.table("weight", "has_gradient")
     known = dict(zip(flags.names, flags.values[-1].tolist(), strict=True)) if len(flags) else {}
     # One that has a gradient, of an optimizer that does not step, is cut off from nothing.
@@ -289,10 +289,13 @@ def _cut_off(chart: Chart, layers: Sequence[str], learning: Sequence[str]) -> It
         return
     kinds = {kind_of(name) for name in learning}
     alike = [name for name in ran if kind_of(name) in kinds]
-    yield _detached(chart, alike or ran, chart.first_step, 0.7 if alike else 0.4)
+    if alike:
+        yield _detached(chart, alike, chart.first_step, 0.7)
+    else:
+        yield _unused(chart, ran)
 
 
-# The three findings ---------------------------------------------------------------------------------------------
+# The findings -------------------------------------------------------------------------------------------------
 
 
 def _frozen(chart: Chart, layers: Sequence[str], since: int, score: float, kind: Kind = Kind.FACT) -> Suspicion:
@@ -347,6 +350,26 @@ def _detached(chart: Chart, layers: Sequence[str], since: int, score: float) -> 
         f"No gradient reaches {name} and what comes before it, {len(layers):,} tensors, though they run: look behind "
         f"{name} for detach(), .data, .item(), torch.no_grad() or a new tensor made from numbers, and take it away.",
         f"It worked if {last} has a gradient.",
+    )
+
+
+def _unused(chart: Chart, layers: Sequence[str]) -> Suspicion:
+    """A note: many a model computes more than its loss asks for, as a pooler or a second head."""
+    first = first_in_depth(chart, layers)
+    name = holder(chart, layers, first)
+    return Suspicion(
+        "graph-detached",
+        "layer",
+        chart.first_step,
+        0.6,
+        Kind.STATE,
+        name,
+        "info",
+        {"layers": len(layers), "first": first, "last": last_in_depth(chart, layers)},
+        f"{name} runs in every step and an optimizer holds it, but no gradient has ever reached it: it does not learn. "
+        f"If it should, see that what it puts out is a part of the loss, without a detach(), .item() or "
+        f"torch.no_grad() on the way; else leave it out of the forward, or set requires_grad_(False) on it.",
+        f"It worked if {first} has a gradient.",
     )
 
 
