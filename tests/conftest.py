@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 from collections.abc import Iterator
 
@@ -32,3 +33,18 @@ def _patience(request: pytest.FixtureRequest) -> Iterator[None]:
             patched.setattr(monitor, "_CLOSE_SECONDS", 20.0)
             patched.setattr(monitor.Monitor.flush, "__defaults__", (20.0,))
         yield
+
+
+@pytest.fixture(scope="session")
+def _forks_train() -> None:
+    """Skip where torch's autograd refuses a fork of a process that has used it: its build for CUDA does."""
+    _train_a_little()
+    child = multiprocessing.get_context("fork").Process(target=_train_a_little)
+    child.start()
+    child.join()
+    if child.exitcode:
+        pytest.skip("torch's autograd cannot run in a fork of a process that has used it")
+
+
+def _train_a_little() -> None:
+    torch.ones(1, requires_grad=True).sum().backward()

@@ -210,7 +210,7 @@ def _run(tmp_path: Path, *arguments: str) -> dict[str, Any]:
 
 def test_a_small_run_writes_every_contender(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     result = _run(tmp_path, "--parameters", "40")
-    assert result["failed"] == {} and result["machine"]["torch"] == torch.__version__
+    assert result["failed"] == {} and torch.__version__.startswith(result["machine"]["torch"])
     assert [found["dtype"] for found in result["observation"]] == ["float32", "bfloat16"]
     for found in result["observation"]:
         names = {cost["contender"] for cost in found["costs"]}

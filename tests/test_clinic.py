@@ -252,6 +252,7 @@ class Dies(Hooks):
         os._exit(3)
 
 
+@pytest.mark.usefixtures("_forks_train")
 def test_a_case_that_crashes_is_told_and_holds_up_nobody(tmp_path: Path) -> None:
     cases = [quick("a/breaks", Breaks), quick("b/dies", Dies), quick("c/fine")]
     done = {one.task.id: one for one in storing.store_all(cases, tmp_path, jobs=2)}
@@ -293,6 +294,7 @@ def test_a_pattern_that_fits_nothing_is_one_line() -> None:
     assert "holter clinic show" in result.output and "Traceback" not in result.output
 
 
+@pytest.mark.usefixtures("_forks_train")
 def test_run_trains_what_is_missing_once_and_score_reads_it(tmp_path: Path) -> None:
     pattern, into = "nan-in-data/mlp/*", str(tmp_path)
     assert "4 trained" in invoke("run", "--only", pattern, "--into", into)  # two halves, with their twins

@@ -334,10 +334,11 @@ def train_as_told(path: Path, told: Connection) -> None:
 
 
 class Trainer:
-    """A real training in a process of its own: forked, so that torch need not be imported again."""
+    """A real training in a process of its own: forked from a server that imports torch once and never trains."""
 
     def __init__(self, path: Path) -> None:
-        context = multiprocessing.get_context("fork")
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload([__name__])
         self._pipe, other = context.Pipe()
         self.process = context.Process(target=train_as_told, args=(path, other), daemon=True)
         self.process.start()
