@@ -29,8 +29,8 @@ def scaler(scale: float, interval: int = 2000) -> torch.amp.GradScaler:
     return torch.amp.GradScaler("cpu", init_scale=scale, growth_interval=interval)
 
 
-def ends_in_softmax(make: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
-    return lambda: nn.Sequential(make(), nn.Softmax(-1))
+def ends_in_softmax(make: Callable[[], nn.Module], axis: int = -1) -> Callable[[], nn.Module]:
+    return lambda: nn.Sequential(make(), nn.Softmax(axis))
 
 
 def in_bfloat16(step: int, x: Tensor, y: Tensor) -> Batch:
@@ -69,6 +69,7 @@ FAULTS: dict[str, list[tuple[Patient, int]]] = {
     "double-softmax": [
         (Patient("conv", model=ends_in_softmax(conv), steps=40), 0),
         (Patient("reader", model=ends_in_softmax(Reader), steps=40, watch={}), 0),
+        (Patient("conv", model=ends_in_softmax(conv, axis=0), steps=40), 0),
         (Patient("words", model=ends_in_softmax(Words), steps=40), 0),
         (Patient("mlp", steps=200, doubt=1.0, loss=lambda t, o, y: cross_entropy(o.softmax(-1), y)), 0),
     ],

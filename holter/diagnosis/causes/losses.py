@@ -60,23 +60,25 @@ def softmax_twice(case: Case) -> Iterator[Suspicion]:
         evidence={"lowest": float(losses.min()), "bound": low, "classes": count, "probabilities": is_probability},
         advice=f"The outputs are probabilities and the loss takes a softmax of them again: of {count} classes it "
         f"cannot fall below {low:.3f} (now {number(float(losses[-1]))}). Give cross_entropy the logits: remove the "
-        "softmax from the model, or use nll_loss(log(p)).",
+        "softmax from the model (a softmax over dim=0 mixes the batch besides), or use nll_loss(log(p)).",
         check=f"It worked if the loss falls below {low:.3f}.",
     )
 
 
 def _outputs_are_probabilities(chart: Chart, count: int) -> bool | None:
     """Whether all looks at the model's output show numbers of mean 1/K whose exponentials add up as those of
-    probabilities do; None where nobody has looked."""
+    probabilities do, or of mean 1/N, as a softmax over a batch of N leaves them; None where nobody has looked."""
     _, means = column(chart.scalar("logit_mean"))
     _, sums = column(chart.scalar("logit_log_sum_exp"))
     if not len(means) or len(sums) != len(means):
         return None
     head = [name for name in chart.parameters if chart.part(name) == "output"]
     is_half = bool(head) and chart.dtype(head[-1]) in ("float16", "bfloat16")  # a probability has three digits then
-    exact = np.abs(means * count - 1) < (0.01 if is_half else 1e-3)
+    sizes = np.unique(column(chart.scalar("batch/size"))[1])
+    shares = (count, *sizes[sizes > 1])
+    exact = np.any([np.abs(means * share - 1) < (0.01 if is_half else 1e-3) for share in shares], axis=0)
     # By Jensen at least that of equal ones, ln(K e^(1/K)).
-    bounded = (sums > np.log(count) + 1 / count - 0.01) & (sums < np.log(np.e + count - 1) + 0.01)
+    bounded = (sums > np.log(count) + means - 0.01) & (sums < np.log(np.e + count - 1) + 0.01)
     return bool((exact & bounded).all())
 
 
