@@ -77,6 +77,24 @@ def test_a_loss_that_comes_down_and_does_not_stay_there(tmp_path: Path) -> None:
     assert causes(tmp_path, model, optimizer=optimizer, data=digits(), steps=250)[:1] == ["lr-too-high"]
 
 
+def test_the_rate_that_is_advised_leaves_room_for_the_momentum(tmp_path: Path) -> None:
+    """With a momentum of 0.9 steps grow ten times as long as the first one, and so do gradients that have run away."""
+
+    def trained(rate: float, name: str) -> holter.Run:
+        torch.manual_seed(0)
+        model = readers(128, 128)
+        optimizer = torch.optim.SGD(model.parameters(), rate, momentum=0.9)
+        train(tmp_path / name, model, optimizer=optimizer, data=digits(), steps=120)
+        return holter.open_run(tmp_path / name)
+
+    sick = next(finding for finding in trained(3.0, "sick").findings if finding.cause == "lr-too-high")
+    advised = float(sick.advice.split(" to about ")[1].split(". ")[0])
+    mended = trained(advised, "mended")
+    losses = mended.history.scalar("loss")[1]
+    assert [finding for finding in mended.findings if finding.severity != "info"] == []
+    assert losses[-10:].mean() < 0.5 * losses[0]
+
+
 def test_a_decay_so_strong_that_it_is_over_after_a_few_looks(tmp_path: Path) -> None:
     """The weights fall to half of their size within twenty steps, and stay there."""
     model = readers(128, 128)

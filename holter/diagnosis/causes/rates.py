@@ -98,7 +98,7 @@ def too_high(case: Case) -> Iterator[Suspicion]:
     one_way = len(cosines) > 1 and bool((cosines[-2:] > 0.9).all())  # too long steps go to and fro
     rates = chart.scalar("learning_rate").opening[:, 0]
     rate = float(np.nanmax(rates)) if len(rates) else float("nan")
-    better = rate * min(0.1, max(1e-3, 0.01 / largest))
+    better = rate * min(0.1, max(1e-4, _right_step(chart) / (_first_ratio(chart, rate) or largest)))
     explodes = largest > _EXPLODES and not is_adaptive(chart)
     clip = "clip the gradients (monitor.clip_grad_norm_(1.0)), which are that long, and " if explodes else ""
     yield Suspicion(
@@ -112,6 +112,20 @@ def too_high(case: Case) -> Iterator[Suspicion]:
         f"{clip}lower the rate from {number(rate)} to about {number(better)}.",
         check="It worked if update ratios are near 0.01 or below and the loss falls within the first 50 steps.",
     )
+
+
+def _right_step(chart: Chart) -> float:
+    """The share of its size that a first step may change a weight by: with a momentum (0.9 as a rule) steps become ten
+    times as long, where no second moment sees to their length."""
+    return 1e-3 if chart.has("momentum") and not is_adaptive(chart) else 1e-2
+
+
+def _first_ratio(chart: Chart, rate: float) -> float | None:
+    """What a step of this rate makes of the weights as they began: once they have run away, so have the gradients."""
+    (looks, typical), (steps, rates) = _first_ratios(chart), chart.opening("learning_rate")
+    first = int(np.searchsorted(steps, looks[0])) if len(looks) else len(rates)
+    known = first < len(rates) and rates[first] > 0 and typical[0] > 0
+    return float(typical[0] * rate / rates[first]) if known else None
 
 
 @until_news
@@ -303,11 +317,7 @@ def runs_away(case: Case) -> Iterator[Suspicion]:
     steps, rates = rate_of(chart)
     if not len(rates) or rates[-1] > 0.02 * chart.peak_rate:
         return
-    peak = (
-        max(float(rates.max()), float(np.nanmax(chart.scalar("learning_rate").opening, initial=0.0)))
-        if len(rates)
-        else 0
-    )
+    peak = max(float(rates.max()), float(np.nanmax(chart.scalar("learning_rate").opening, initial=0.0)))
     if not peak > 0:
         return
     at_floor = rates <= 0.02 * peak
