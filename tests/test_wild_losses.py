@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import SGD
 
@@ -74,3 +77,15 @@ def test_a_loss_around_zero_has_no_spikes() -> None:
     history = History(tuple(Record(step, 0.0, {"loss": loss}) for step, loss in enumerate(losses)))
     checks = {check.name: check for check in check_health(history)}
     assert checks["the loss falls, without spikes"].text.endswith("largest spike 1×")
+
+
+def test_a_loss_that_creeps_up_a_thousandfold_is_told_though_no_cause_is_known() -> None:
+    """Each is but a little above the one before, and the weights keep their size."""
+
+    def training() -> tuple[nn.Module, torch.optim.Optimizer, Iterator[wild.Logged]]:
+        model, optimizer, course = regression(optimizer=lambda p: SGD(p, 3e-3))()
+        return model, optimizer, (log | {"loss": log["loss"].detach() * 1.05**step} for step, log in enumerate(course))
+
+    found = wild.findings(training, 220)
+    assert [(one.cause, one.severity) for one in found] == [("unknown", "warning")]
+    assert found[0].since < 90 and "step" in found[0].advice

@@ -41,7 +41,7 @@ def diverges(case: Case) -> Iterator[Suspicion]:
     yield Suspicion(
         "lr-too-high",
         "lr",
-        _left(chart) if since is None else since,
+        rose_since(chart) if since is None else since,
         0.8,
         Kind.STATE if since is None else Kind.PATTERN,
         severity="critical",
@@ -80,7 +80,7 @@ def _typical_growth(chart: Chart, norms: Series, before: Floats, after: Floats) 
         return median((after / before)[:, matrices(chart, norms)].T)
 
 
-def _left(chart: Chart) -> int:
+def rose_since(chart: Chart) -> int:
     """The step after the last, of those kept, at which the loss was not far above its start."""
     losses = chart.scalar("loss")
     near = losses.steps[losses.values[:, 0] < 10 * overall_median(losses.opening[:5, 0])]

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from holter.diagnosis.causes.batches import labels_changed
+from holter.diagnosis.causes.divergence import rose_since
+from holter.diagnosis.chart import Chart
 from holter.diagnosis.events import Event
 from holter.diagnosis.evidence import first_nonfinite
 from holter.diagnosis.finding import UNKNOWN
@@ -15,6 +17,7 @@ from holter.series import Series
 from holter.words import number
 
 _LASTING = 12  # values in a row that lie outside
+_CREPT = 20  # values that stand for "now"
 _BEFORE = 20  # steps before it in which what led to it is looked for
 
 
@@ -34,6 +37,19 @@ def unexplained(case: Case) -> Iterator[Suspicion]:
             if is_far and _is_beyond(case.chart.scalar(name), least) and not labels_changed(case.chart, event.since):
                 yield _unknown(case, name, event.since, event.factor, event.factor >= stops)
                 return
+    times = _crept_up(case.chart)
+    if times >= limits.critical_loss_spike:
+        yield _unknown(case, "loss", rose_since(case.chart), times, times >= limits.critical_loss_spike**2)
+
+
+def _crept_up(chart: Chart) -> float:
+    """How many times the highest of its first values the lowest of the last losses is: little by little, so that none
+    of them was far above those just before. NaN where one is negative, and has no size."""
+    losses = chart.scalar("loss")
+    opening, recent = losses.opening[:, 0], losses.values[-_CREPT:, 0]
+    if losses.seen < len(opening) + _CREPT or not (opening > 0).all() or not (recent > 0).all():
+        return float("nan")
+    return float(recent.min() / opening.max())
 
 
 def _is_beyond(series: Series, least: float) -> bool:
