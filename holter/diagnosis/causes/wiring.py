@@ -291,8 +291,8 @@ def _cut_off(chart: Chart, layers: Sequence[str], learning: Sequence[str]) -> It
     alike = [name for name in ran if kind_of(name) in kinds]
     if alike:
         yield _detached(chart, alike, chart.first_step, 0.7)
-    else:
-        yield _unused(chart, ran)
+    elif unused := [name for name in ran if "pooler" not in name]:  # many a model has one, asked for or not
+        yield _unused(chart, unused)
 
 
 # The findings -------------------------------------------------------------------------------------------------
