@@ -230,7 +230,7 @@ def test_without_descriptors_for_a_worker_the_list_says_so_and_goes_on_when_ther
     with served(tmp_path, "from holter.dashboard import examinations; examinations._REFUSED = 0.1") as server:
         server_process = psutil.Process(server.process.pid)
         _, hard = server_process.rlimit(psutil.RLIMIT_NOFILE)
-        server_process.rlimit(psutil.RLIMIT_NOFILE, (server_process.num_fds() + 4, hard))
+        server_process.rlimit(psutil.RLIMIT_NOFILE, (server_process.num_fds() + 2, hard))
         listing = wait_for(lambda: (found := server.get("/api/runs"))["trouble"] and found)
         assert "Too many open files" in listing["trouble"] and [run["name"] for run in listing["runs"]] == ["run"]
         server_process.rlimit(psutil.RLIMIT_NOFILE, (hard, hard))

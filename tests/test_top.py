@@ -346,7 +346,7 @@ class Trainer:
     def take(self, steps: int) -> int:
         """The number of the next step, once all of these are in the journal."""
         self._pipe.send(steps)
-        assert self._pipe.poll(30)
+        assert self._pipe.poll(120)  # the first time torch is imported
         return int(self._pipe.recv())
 
     def finish(self) -> None:

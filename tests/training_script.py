@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 import time
+import warnings
 
 import torch
 
@@ -94,6 +95,7 @@ def end(ending: str) -> None:
         MONITOR.close()
         print(f"closed after {time.monotonic() - started:.3f}")
     if ending == "raw fork":
+        warnings.simplefilter("ignore")  # Python 3.12+ warns of every fork with threads around
         if os.fork() == 0:
             sys.exit(0)  # runs the inherited exit handlers
         os.wait()
