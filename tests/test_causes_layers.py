@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.layer_trainings import Images, Words, at, points, replaced, scaled, sentences, stack, train
+from tests.layer_trainings import CLASSES, Images, Words, at, points, replaced, scaled, sentences, stack, train
 
 OFTEN = {"activations": 5, "weights": 10, "updates": 5}
 
@@ -85,6 +85,47 @@ def test_a_gradient_that_vanishes_through_sigmoids(tmp_path: Path, options: dict
         if isinstance(part, nn.Linear):
             nn.init.xavier_normal_(part.weight)
     assert found(tmp_path, model, steps=60, **options) == ("vanishing-gradient", "0.weight", 0)
+
+
+class Gated(nn.Module):
+    """Each layer puts out twice what it reads: values, and gates for them."""
+
+    def __init__(self, width: int, depth: int = 10) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(width, 2 * width) for _ in range(depth))
+        self.head = nn.Linear(width, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = nn.functional.glu(layer(x))
+        logits: Tensor = self.head(x)
+        return logits
+
+
+def folded(make: Callable[..., nn.Module], depth: int = 8) -> nn.Sequential:
+    """Convolutions over a sequence that has as many channels as each of them puts out."""
+    parts = [part for _ in range(depth) for part in (make(16, 16, 3, padding=1), nn.Sigmoid())]
+    return nn.Sequential(*parts, nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(16, CLASSES))
+
+
+@pytest.mark.parametrize(
+    ("make", "shape"),
+    [
+        (lambda: folded(nn.Conv1d), (16, 16)),
+        (lambda: folded(nn.ConvTranspose1d), (16, 16)),
+        (lambda: Gated(24), (24,)),
+    ],
+)
+def test_a_gradient_vanishes_through_layers_that_all_read_as_many_numbers(
+    tmp_path: Path, make: Callable[[], nn.Module], shape: tuple[int, ...]
+) -> None:
+    def batches() -> Iterator[tuple[Tensor, Tensor]]:
+        centres = torch.randn(CLASSES, *shape)
+        while True:
+            labels = torch.randint(CLASSES, (32,))
+            yield centres[labels] + torch.randn(32, *shape), labels
+
+    assert found(tmp_path, make(), steps=60, data=batches())[0] == "vanishing-gradient"
 
 
 # Units ------------------------------------------------------------------------------------------------------------

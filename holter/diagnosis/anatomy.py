@@ -106,6 +106,11 @@ def units(chart: Chart, parameter: str) -> int:
     return chart.shape(parameter)[1 if chart.module(parameter) in _TRANSPOSED else 0]
 
 
+def channels_read(chart: Chart, parameter: str) -> int:
+    """How many numbers a matrix takes in, or channels, however large a kernel is."""
+    return chart.shape(parameter)[0 if chart.module(parameter) in _TRANSPOSED else 1]
+
+
 def is_multiplied(chart: Chart, parameter: str) -> bool:
     """Whether a signal is multiplied with it, as far as is known: a matrix may hold logarithms or first states too.
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from holter.diagnosis.anatomy import PASSES, fan_in, hidden_matrices, output_matrix, owner, units
+from holter.diagnosis.anatomy import PASSES, channels_read, fan_in, hidden_matrices, output_matrix, owner, units
 from holter.diagnosis.causes.batches import inputs_are_large
 from holter.diagnosis.chart import Chart, until_news
 from holter.diagnosis.suspicion import Case, Kind, Suspicion
@@ -346,10 +346,13 @@ def _first_profile(chart: Chart) -> tuple[float, float] | None:
 
 def _chain(chart: Chart, names: tuple[str, ...]) -> list[int]:
     """Places of the hidden matrices up to the first that reads what the first one reads, as a critic does beside its
-    actor: no layer puts out so many numbers."""
+    actor: no layer puts out so many numbers, or, where none reads all of them, 2 to 4 times as many for gates (GLU,
+    GRU, LSTM)."""
     places = list(hidden_matrices(chart, names))
-    put_out = {units(chart, names[place]) for place in places}
-    read = [fan_in(chart, names[place]) for place in places]
+    read = [channels_read(chart, names[place]) for place in places]
+    put_out: set[float] = {units(chart, names[place]) for place in places}
+    put_out |= {count / gates for count in put_out - set(read) for gates in (2, 3, 4)}
+    put_out.add(1)  # depthwise: of how many channels, its shape does not tell
     again = [at for at, count in enumerate(read) if at and count == read[0] and count not in put_out]
     return places[: again[0]] if again else places
 
