@@ -127,17 +127,17 @@ def file_number(file: BinaryIO, path: Path) -> int | None:
     is_whole = checksum == zlib.crc32(header[:-4])
     if magic != _MAGIC or not version:
         return None
+    # Of another version, or of ours with a damaged header: our frames follow it, and its checksum does not hold.
+    if version != FORMAT and (is_whole or next(frames_from(file, BEGIN, _LARGEST_LOOK), None) is None):
+        raise ValueError(_other_version(path, version))
+    return number if is_whole else None
+
+
+def _other_version(path: Path, version: int) -> str:
+    written = f"{path} was written in journal format {version}"
     if version > FORMAT:
-        raise ValueError(
-            f"{path} was written in journal format {version}, this Holter reads up to {FORMAT}: "
-            "upgrade it with `pip install -U holter`"
-        )
-    if version < FORMAT and next(frames_from(file, BEGIN, _LARGEST_LOOK), None) is None:  # else the header is damaged
-        raise ValueError(
-            f"{path} was written in journal format {version} by an earlier Holter, this one reads format {FORMAT}: "
-            "read it with the version that wrote it"
-        )
-    return number if is_whole and version == FORMAT else None
+        return f"{written}, this Holter reads up to {FORMAT}: upgrade it with `pip install -U holter`"
+    return f"{written} by an earlier Holter, this one reads format {FORMAT}: read it with the version that wrote it"
 
 
 # Forwards -----------------------------------------------------------------------------------------------------------
