@@ -126,11 +126,13 @@ def _state(last: Mapping[str, Any], journal: Path) -> str:
 
 
 def _progress(words: Iterator[Mapping[str, Any]]) -> dict[str, Any]:
-    """Steps done and the last loss, which may stand a few records back."""
-    steps = 0
+    """Steps done and the last loss, which may stand a few records back. What comes late may be of any step."""
+    seen: dict[str, Any] = {}
     for entry in words:
-        if entry["kind"] == "record":
-            steps = steps or entry["step"] + 1
-            if "loss" in entry["scalars"]:
-                return {"steps": steps, "loss": entry["scalars"]["loss"]}
-    return {"steps": steps}
+        if entry["kind"] == "record" and not entry["late"]:
+            seen.setdefault("steps", entry["step"] + 1)
+        if entry["kind"] == "record" and "loss" in entry["scalars"]:
+            seen.setdefault("loss", entry["scalars"]["loss"])
+        if len(seen) == 2:
+            break
+    return {"steps": 0, **seen}

@@ -176,6 +176,17 @@ def test_a_glance_sees_what_a_whole_reading_sees_wherever_the_file_is_cut(health
     assert steps == {0, 1, 2, 3, 4, 5}
 
 
+def test_values_that_arrive_late_do_not_take_steps_back_in_the_list(tmp_path: Path) -> None:
+    """P32: times of a device and of collectives come after records of later steps."""
+    journal = Journal(tmp_path / "rank-0.journal")
+    for step in range(9):
+        journal.append(Record(step, 1e9 + step, {"loss": 9.0 - step}))
+    journal.append(Record(5, 1e9 + 9, {"machine/collective_time": 0.1}, late=True))
+    journal.close()
+    run = holter.open_run(tmp_path)
+    assert glance(run).steps == 9 == int(run.history.latest().steps[-1]) + 1 and glance(run).loss == 1.0
+
+
 def test_a_glance_reads_only_the_end_of_a_journal(healthy: Path, tmp_path: Path) -> None:
     shutil.copytree(healthy, tmp_path / "run")
     journal = tmp_path / "run" / "rank-0.journal"
