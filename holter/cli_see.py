@@ -90,7 +90,8 @@ def top(run: Path, once: bool) -> None:
     """Follow RUN in the terminal: progress, loss, the worst layers, findings. q ends it."""
     from holter.top import show_top
 
-    show_top(run, console(), once=once)
+    if show_top(run, console(), once=once) == "unreadable":
+        raise SystemExit(UNREADABLE)
 
 
 @click.command()

@@ -182,6 +182,7 @@ def test_a_run_of_which_nothing_can_be_read_says_so_with_exit_code_1(data: bytes
         ("diagnose",),
         ("diagnose", "--json"),
         ("export", "--to", "csv"),
+        ("top", "--once"),
         ("compare", other.parent),
     ):
         told = call(*command, path.parent, code=1)
