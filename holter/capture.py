@@ -32,6 +32,7 @@ from holter.loss_scaler import WatchedScaler
 from holter.modules import modules_in, named_parameters, parameters_in, parts_of
 from holter.optimizers import imitation_of, is_same, optimizers_in
 from holter.problems import Problems
+from holter.replays import Replays, is_captured
 from holter.selection import Selected, Selection
 from holter.step_calls import has_closure, step_frame
 
@@ -181,6 +182,7 @@ class Capture:
             self._claim(optimizer)
         self._compiled_calls = CompiledCalls(model, self._compiled_forward, listener.forward_ended, problems)
         self._saw_forward = False  # since the last step
+        self._replays = Replays(listener)
         self._handles: list[RemovableHandle] = []
         self._on_parts: list[RemovableHandle] = []
         self._see_forwards(model, sees_ends)
@@ -250,6 +252,7 @@ class Capture:
 
     def _remove_hooks(self) -> None:
         _listen_no_more(self)
+        self._replays.detach()
         self._compiled_calls.remove()
         self._remove_forward_hooks()
         for stand_in in self._stand_ins:
@@ -296,7 +299,11 @@ class Capture:
 
     def _before_step(self, optimizer: Optimizer, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         with self._problems.contained("see a step coming"):
-            if self._concerns(optimizer):
+            if not self._concerns(optimizer):
+                return
+            if is_captured():
+                self._replays.capture(optimizer)
+            else:
                 frame = step_frame(sys._getframe(2))
                 self._forget_steps_that_raised(frame)
                 self._steps.append((id(optimizer), id(frame)))
@@ -307,14 +314,14 @@ class Capture:
         with self._problems.contained("see a step"):
             if self._scaler is not None:
                 self._scaler.stepped = True
-            if self._concerns(optimizer):
+            if self._concerns(optimizer) and not is_captured():
                 while self._steps and self._steps.pop()[0] != id(optimizer):
                     pass
                 if not self._steps:
                     if not self._saw_forward:
                         self._search_compiled()
                     self._saw_forward = False
-                    self._listener.after_step(optimizer, has_closure(args, kwargs))
+                    self._listener.after_step(optimizer, "closure" if has_closure(args, kwargs) else None)
 
     def _forget_steps_that_raised(self, frame: FrameType | None) -> None:
         """A step that is not on the stack of calls any more has ended by an exception, without a post-hook."""

@@ -235,7 +235,8 @@ class GradientReads:
             same.own |= own
         elif read.present:  # else nothing was looked at
             self._parts.append(_Part(read, own, scale))
-        self._are_kept |= bool(read.present) and self._has_kept(read, optimizer)
+        if read.at != "replay":  # a CUDA graph writes into the same tensors each time
+            self._are_kept |= bool(read.present) and self._has_kept(read, optimizer)
 
     def add_to(self, draft: Draft) -> None:
         """What was read in the training step that is over."""

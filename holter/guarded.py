@@ -9,9 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
-import torch
-
-from holter.problems import Complaint
+from holter.replays import is_captured
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 Result = TypeVar("Result")
@@ -22,9 +20,9 @@ def attempt(
 ) -> Result | None:
     """Runs a piece of a Monitor's work: our own failure is kept as a problem and never reaches the training.
 
-    What failed, is closed, was inherited by a forked worker or would become part of a CUDA graph returns None. The
-    time it takes is `charged` to the budget. A piece of a piece is only contained: the rest is asked and timed once,
-    for all of them together.
+    What failed, is closed, was inherited by a forked worker or would become part of a CUDA graph returns None: the
+    graph's replays are seen by themselves. The time it takes is `charged` to the budget. A piece of a piece is only
+    contained: the rest is asked and timed once, for all of them together.
     """
     thread = threading.get_ident()
     if monitor._working_thread == thread:
@@ -36,8 +34,8 @@ def attempt(
     if monitor._closed or os.getpid() != monitor._process:
         return None
     try:
-        if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
-            raise Complaint("it would become part of a CUDA graph; the graph's replays are not observed")
+        if is_captured():
+            return None
         started, monitor._working_thread = time.perf_counter(), thread
         try:
             return piece(*args, **kwargs)

@@ -21,7 +21,8 @@ class Listener(Protocol):
 
     def before_step(self, optimizer: Optimizer, has_closure: bool) -> None: ...
 
-    def after_step(self, optimizer: Optimizer, has_closure: bool) -> None: ...
+    def after_step(self, optimizer: Optimizer, gradients_at: str | None) -> None:
+        """`gradients_at`: closure or replay, if the gradients were computed inside the step."""
 
     def torch_clips(self, parameters: Sequence[Tensor], clip: Clip | None) -> None: ...
 

@@ -284,13 +284,13 @@ class Monitor:
         self._time("step_began")
 
     @contained("see a step")
-    def after_step(self, optimizer: Optimizer, has_closure: bool) -> None:
+    def after_step(self, optimizer: Optimizer, gradients_at: str | None) -> None:
         self._time("step_ended")
         self._attempt("measure an update", self._collector.after_update, optimizer)
         self._attempt("read the moments", self._collector.read_moments, optimizer)
-        if has_closure:
+        if gradients_at is not None:
             self._attempt("take the activations", self._collector.take_activations)
-            self._attempt("read the gradients", self._collector.read_gradients, "closure", optimizer)
+            self._attempt("read the gradients", self._collector.read_gradients, gradients_at, optimizer)
         self._take(optimizer, skipped=False)
 
     @contained("see a skipped step")

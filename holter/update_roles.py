@@ -41,7 +41,7 @@ class UpdateRoles:
         self._layers, self._measuring, self._pace = layers, measuring, pace
         self._samples: WeakKeyDictionary[Optimizer, dict[torch.device, Updates]] = WeakKeyDictionary()
         self._turns: WeakKeyDictionary[Optimizer, tuple[int, int]] = WeakKeyDictionary()  # steps: the last, and this
-        self._looks: list[_Look] = []  # at the step that is being taken
+        self._looks: dict[int, list[_Look]] = {}  # at the step that is being taken, by the optimizer's id
         self._late_measurer = Measurer()  # of the writer's thread: two threads cannot share one
 
     def before(self, step: int, optimizer: Optimizer, has_closure: bool, key: int) -> None:
@@ -51,7 +51,7 @@ class UpdateRoles:
         A closure computes the gradients inside the step: they are sampled after it.
         """
         cadence = self._measuring.cadence
-        self._looks = []
+        looks = self._looks[id(optimizer)] = []
         if self._pace is None:
             return
         kind, last = f"update {key}", self._turn(step, optimizer)
@@ -69,12 +69,11 @@ class UpdateRoles:
                     look.kind = kind
                     look.before = updates.before(parameters, self._measuring.measurer)
             if is_wanted or has_closure:
-                self._looks.append(look)
+                looks.append(look)
 
     def after(self, optimizer: Optimizer) -> list[RoleRows]:
         """What the step has changed, where a sample was taken before it."""
-        looks, self._looks = self._looks, []
-        found = []
+        looks, found = self._looks.pop(id(optimizer), []), []
         for look in looks:
             with self._measuring.cadence.account(look.kind, False, look.parameters):
                 if look.gradients is None:
@@ -113,7 +112,7 @@ class UpdateRoles:
 
     def give_up(self) -> None:
         """The step that was begun is not taken."""
-        self._looks = []
+        self._looks.clear()
 
     def restart(self) -> None:
         """What follows is another line of training: there is no step before it."""

@@ -41,6 +41,7 @@ TORCH_SIDE = (
     "holter.training_steps",
     "holter.listener",
     "holter.loss_scaler",
+    "holter.replays",
     "holter.optimizers",
     "holter.imitations",
     "holter.spending",

@@ -313,7 +313,7 @@ def test_the_count_fails_when_backwards_are_counted() -> None:
     """P27, planted fault: a monitor that records on every backward, as tensor hooks do."""
     model, optimizer = _plain()
     monitor = _watch(model, optimizer)
-    handle = model[3].bias.register_hook(lambda _: monitor.after_step(optimizer, False))
+    handle = model[3].bias.register_hook(lambda _: monitor.after_step(optimizer, None))
     for _ in range(3):
         for _ in range(2):
             _loss(model).backward()
