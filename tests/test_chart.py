@@ -268,9 +268,9 @@ def test_a_loss_that_falls_past_that_of_a_guess_is_no_rate_too_high() -> None:
     assert not too_high(np.linspace(9.0, 4.6, 60), 0.15)
 
 
-def test_no_rate_is_cut_by_more_than_a_thousand_and_what_explodes_is_clipped() -> None:
+def test_no_rate_is_cut_by_more_than_ten_thousand_and_what_explodes_is_clipped() -> None:
     (found,) = too_high(np.full(60, 6.0), 3000.0)
-    assert "clip the gradients" in found.advice and "from 0.01 to about 1e-05" in found.advice
+    assert "clip the gradients" in found.advice and "from 0.01 to about 1e-06" in found.advice
     (found,) = too_high(np.full(60, 6.0), 0.5)
     assert "clip" not in found.advice and "from 0.01 to about 0.0002" in found.advice
 

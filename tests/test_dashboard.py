@@ -7,9 +7,11 @@ import json
 import math
 import os
 import re
+import struct
 import subprocess
 import sys
 import time
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ import pytest
 import holter
 from holter.dashboard.desk import Desk
 from holter.dashboard.shelf import Shelf
+from holter.frames import BEGIN
 from holter.journal import Journal
 from holter.record import Ending
 from holter.report.verdict import verdict_of
@@ -52,7 +55,8 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     newer = root / "newer"
     write_run(newer)
     whole = (newer / "rank-0.journal").read_bytes()
-    (newer / "rank-0.journal").write_bytes(whole[:6] + b"\xff\x00" + whole[8:])
+    header = whole[:6] + b"\xff\x00" + whole[8 : BEGIN - 4]
+    (newer / "rank-0.journal").write_bytes(header + struct.pack("<I", zlib.crc32(header)) + whole[BEGIN:])
     torn = write_run(root / "torn", steps=20)
     (torn / "rank-0.journal").write_bytes((torn / "rank-0.journal").read_bytes()[:-100])
     flipped = write_run(root / "flipped", steps=40) / "rank-0.journal"

@@ -141,7 +141,7 @@ def _train_with(injector: Injector, path: Any) -> Training:
             training.step()
         _ = training.monitor.history, training.monitor.findings  # waits for all threads
         # A sign of life is nobody's record: a thread that failed to give it may be about to say so.
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 30  # of a busy machine
         while injector.injected and training.monitor.state != "degraded":  # not asked again afterwards: it may fail now
             assert time.monotonic() < deadline, injector.site
             time.sleep(0.001)
