@@ -5,6 +5,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from holter.random_state import random_state_kept
+
 if TYPE_CHECKING:
     from holter.alerts import Alert as Alert
     from holter.comparison.comparing import compare as compare
@@ -78,7 +80,8 @@ __all__ = list(_HOMES)
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'holter' has no attribute {name!r}")
-    value = getattr(import_module(f"holter.{_HOMES[name]}"), name)
+    with random_state_kept():
+        value = getattr(import_module(f"holter.{_HOMES[name]}"), name)
     globals()[name] = value  # asked once, known from then on
     return value
 

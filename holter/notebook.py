@@ -15,6 +15,7 @@ import numpy as np
 
 from holter.diagnosis.finding import Finding
 from holter.history import History, layers_by_depth
+from holter.random_state import random_state_kept
 from holter.record import Record
 from holter.words import number, printable
 
@@ -87,7 +88,8 @@ def finding_html(finding: Finding) -> str:
 
 def _safely(shown: Callable[[], str], otherwise: str) -> str:
     try:
-        return shown()
+        with random_state_kept():  # of what is drawn with
+            return shown()
     except Exception as error:  # a cell that fails would hide what it was asked for
         return f"<p>{html.escape(otherwise)}: {html.escape(type(error).__name__)}.</p>"
 

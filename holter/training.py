@@ -28,6 +28,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from holter.gradients import Tracker, clip_on_device, log_gradient_distribution
+from holter.random_state import random_state_kept
 from holter.tracker import MetricsTracker
 
 EarlyStoppingHook = Callable[[int, Mapping[str, float]], bool]
@@ -351,8 +352,8 @@ class _Screen:
     """A bar while an epoch runs, a line when it is over; nothing where there is no terminal."""
 
     def __init__(self, show: bool, n_epochs: int) -> None:
-        from rich.console import Console
-
+        with random_state_kept():  # rich draws a number as it is loaded
+            from rich.console import Console
         self._console = Console(stderr=True)
         self._quiet = not (show and (self._console.is_terminal or self._console.is_jupyter))
         self._n_epochs = n_epochs

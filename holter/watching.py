@@ -11,11 +11,13 @@ from torch.optim import Optimizer
 
 from holter.alerts import Alert
 from holter.monitor import Monitor
+from holter.random_state import random_state_kept
 from holter.selection import Asked
 from holter.settings import Settings, check_sinks, make_alerts
 from holter.sinks import Sink
 
 
+@random_state_kept()
 def watch(
     model: nn.Module,
     optimizer: Optimizer | Sequence[Optimizer],

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from holter.diagnosis.finding import Finding
+from holter.random_state import random_state_kept
 from holter.record import Record
 from holter.sinks.finding_words import key_of, words_of
 from holter.sinks.panels import FEW, Panels, quantiles
@@ -214,6 +215,7 @@ def _number_of(tag: str) -> int:
     return int(digits) if digits != tag and digits.isdecimal() else 0
 
 
+@random_state_kept()
 def _mlflow() -> Any:
     try:
         import_module("mlflow.entities")

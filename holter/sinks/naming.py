@@ -6,7 +6,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from holter.sinks import Console, MLflow, Sink, TensorBoard, Trackio, WandB
+from holter import sinks
+from holter.sinks import MLflow, Sink, TensorBoard, Trackio, WandB
 
 NAMES = ("console", "tensorboard", "wandb", "mlflow", "trackio")
 
@@ -31,7 +32,7 @@ def make(
     named |= {"name": run_name} if run_name else {}
     match name:
         case "console":
-            return Console(layers=layers)
+            return sinks.Console(layers=layers)
         case "tensorboard":
             return TensorBoard(directory / "tensorboard", layers=layers)
         case "wandb":

@@ -13,6 +13,7 @@ from importlib import import_module
 from typing import Any
 
 from holter.diagnosis.finding import Finding
+from holter.random_state import random_state_kept
 from holter.record import Floats, Record
 from holter.sinks.panels import FEW, Panel, Panels, histogram_tag, quantiles
 from holter.statistics.histogram import Histogram
@@ -36,10 +37,11 @@ class TensorBoard:
         if not isinstance(directory, str | os.PathLike) or not os.fspath(directory):
             raise ValueError(f"directory={directory!r}: give the one that TensorBoard will read, such as 'tb/my-run'")
         try:
-            writing = import_module("tensorboard.summary.writer.event_file_writer")
-            self._event = import_module("tensorboard.compat.proto.event_pb2")
-            self._summary = import_module("tensorboard.compat.proto.summary_pb2")
-            self._text_pb = import_module("tensorboard.plugins.text.summary_v2").text_pb
+            with random_state_kept():
+                writing = import_module("tensorboard.summary.writer.event_file_writer")
+                self._event = import_module("tensorboard.compat.proto.event_pb2")
+                self._summary = import_module("tensorboard.compat.proto.summary_pb2")
+                self._text_pb = import_module("tensorboard.plugins.text.summary_v2").text_pb
         except ImportError as error:
             raise ImportError("the TensorBoard sink needs tensorboard: pip install 'holter[tensorboard]'") from error
         try:

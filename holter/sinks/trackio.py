@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from holter.diagnosis.finding import Finding
+from holter.random_state import random_state_kept
 from holter.record import Record
 from holter.sinks.finding_words import title_of
 from holter.sinks.panels import FEW, Panel, Panels, joined, quantiles
@@ -114,6 +115,7 @@ def _check(trackio: Any, init: Mapping[str, Any]) -> None:
         raise ValueError(f"trackio.init takes other arguments ({error}); see its documentation") from error
 
 
+@random_state_kept()
 def _trackio() -> Any:
     try:
         trackio = import_module("trackio")

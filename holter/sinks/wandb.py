@@ -20,6 +20,7 @@ from typing import Any
 
 from holter.diagnosis.finding import Finding
 from holter.problems import Complaint
+from holter.random_state import random_state_kept
 from holter.record import Record
 from holter.sinks.finding_words import key_of, title_of, words_of
 from holter.sinks.panels import FEW, Panel, Panels, joined
@@ -264,6 +265,7 @@ def _check(wandb: Any, run: Any, init: Mapping[str, Any]) -> None:
         raise ValueError(f"wandb.init takes other arguments ({error}); see its documentation") from error
 
 
+@random_state_kept()
 def _wandb() -> Any:
     try:
         wandb = import_module("wandb")
