@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 import secrets
 import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -220,6 +221,7 @@ class CsvWriter:
 
 
 _FORMULA_SIGNS = "=+-@\N{MINUS SIGN}"
+_BEHIND_A_SEPARATOR = re.compile(r"([;|\t][\s\"']*)(?=[=+\-@])")  # some locales split a line there
 _PASSED_OVER = "\"'`|,;"  # before such a sign, by one program or another; and blanks, controls, what is not seen
 
 
@@ -228,10 +230,12 @@ def _guarded(text: str) -> str:
 
     >>> _guarded("=1"), _guarded(" |=1"), _guarded("block.0-1")
     ("'=1", "' |'=1", 'block.0-1')
+    >>> _guarded("a;=1")
+    "a;'=1"
     """
     valid = _valid(text).replace("\0", "\\x00")  # many readers end a cell there, and Python 3.10 does not write it
     if valid[:1].isalnum():  # nearly all names
-        return valid
+        return str(_BEHIND_A_SEPARATOR.sub(r"\1'", valid))
     before = next((place for place, sign in enumerate(valid) if not _is_passed_over(sign)), len(valid))
     if _plain(valid[before : before + 1]) in tuple(_FORMULA_SIGNS):
         return f"'{valid[:before]}'{valid[before:]}" if before else f"'{valid}"

@@ -41,7 +41,7 @@ def attempt(
             return piece(*args, **kwargs)
         finally:
             monitor._working_thread = None
-            monitor._take_note_of(time.perf_counter() - started, charged)
+            monitor._spending.note(time.perf_counter() - started, charged)
     except Exception as error:
         monitor._problems.add(purpose, error)
         return None

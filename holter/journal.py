@@ -15,7 +15,7 @@ import math
 import os
 import secrets
 from array import array
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 from operator import attrgetter
 from pathlib import Path
@@ -156,8 +156,7 @@ class JournalReader:
             self._size = self._decoder.size = found.st_size
             self._is_begun = True  # until all is read
             if not self._expected:
-                self._number = file_number(file, self.path)
-                self._offset = BEGIN if self._number is not None else 0
+                self._offset = self._read_header(file)
             for entry in self._read_on(file, (found.st_size, found.st_mtime_ns)):
                 self.has_entries = True
                 yield entry
@@ -176,10 +175,18 @@ class JournalReader:
         """Look for damage in a journal that was not read yet, by its frames alone: nothing of it is decoded."""
         with self.path.open("rb", buffering=0) as file:
             self._size = os.fstat(file.fileno()).st_size
-            self._number = file_number(file, self.path)
-            self.has_entries = self._look_ahead(file, BEGIN if self._number is not None else 0, 0)
+            self.has_entries = self._look_ahead(file, self._read_header(file), 0)
             self._stopped = self._offset, self._expected
             self._is_begun = self._is_being_written(file)
+
+    def _read_header(self, file: BinaryIO) -> int:
+        """Find out the number of the file, and return the place behind the header."""
+        written = file_number(file, self.path)
+        self._number = _number_of_most(file, self._size, written)
+        is_cut_off = written is None and read_frame(file, 0, self._size) is not None
+        if is_cut_off or written not in (None, self._number):
+            self.damage += Damage(unreadable_bytes=BEGIN)
+        return 0 if written is None else BEGIN
 
     def _goes_on(self, file: BinaryIO, size: int) -> bool:
         """Whether this is still the file that was read before, or one that begins like it."""
@@ -274,6 +281,16 @@ class JournalReader:
             yield from said
 
 
+def _number_of_most(file: BinaryIO, size: int, written: int | None) -> int | None:
+    """Return the number in the header, unless most frames have another: then it is the header of another journal."""
+    last = next(frames_before(file, size), None)
+    if last is None or last.file == written:
+        return written
+    counts = Counter(frame.file for frame in frames_from(file, 0, size))
+    most, count = counts.most_common(1)[0] if counts else (written, 0)
+    return most if written is None or count > counts[written] else written
+
+
 def _said_in(reserve: Frame | None) -> list[Problem | Ending]:
     try:
         return unpack_reserve(reserve.blob) if reserve is not None else []
@@ -290,8 +307,9 @@ def read_backwards(path: Path) -> Iterator[bytes]:
     Where nothing whole ends with the file, because it was torn, the last whole frame is looked for.
     """
     with path.open("rb", buffering=0) as file:
-        number = file_number(file, path)
-        frames = frames_before(file, os.fstat(file.fileno()).st_size)
+        size = os.fstat(file.fileno()).st_size
+        number = _number_of_most(file, size, file_number(file, path))
+        frames = frames_before(file, size)
         own = (frame for frame in frames if number is None or frame.file == number)
         last = sorted(itertools.islice(own, _JUMBLED), key=attrgetter("number"), reverse=True)
         before = math.inf

@@ -39,9 +39,17 @@ class Measuring:
             if refused is not None:
                 self._problems.add(f"measure {name}", Complaint(refused))
                 continue
-            if hasattr(tensor, "to_local"):
+            if is_part(tensor):
                 self._problems.add("merge shards", Complaint("only this process's part of sharded tensors is measured"))
             group = groups.setdefault(tensor.device, ([], []))
             group[0].append(name)
             group[1].append(tensor)
         return list(groups.values())
+
+
+def is_part(tensor: Tensor) -> bool:
+    """Whether other processes hold more of it."""
+    mesh, placements = getattr(tensor, "device_mesh", None), getattr(tensor, "placements", None)
+    if mesh is None or placements is None:
+        return hasattr(tensor, "to_local")
+    return bool(mesh.size() > 1 and not all(placement.is_replicate() for placement in placements))

@@ -125,6 +125,8 @@ class Monitor:
     def findings(self) -> tuple[Finding, ...]:
         """What failed of Holter's own, and what is wrong with the training: one finding an incident, as it is known by
         now. Waits a moment for what is still to be examined."""
+        if self._model() is None:  # when it went, nothing could wait
+            self._writer.wait(_CLOSE_SECONDS)
         if self._examination is not None and not self._closed:
             with self._problems.contained("catch up with the diagnosis"):
                 self._writer.flush(_CATCH_UP_SECONDS / 2)
@@ -238,6 +240,8 @@ class Monitor:
     def close(self) -> None:
         """Writes what is left and detaches. Takes 2 seconds at most; a second call does nothing."""
         self._close("finished")
+        if self._model() is None:  # when it went, nothing could wait
+            self._writer.wait(_CLOSE_SECONDS)
 
     def __enter__(self) -> Monitor:
         return self
@@ -305,9 +309,6 @@ class Monitor:
     def step_raised(self) -> None:
         self._collector.forget_step()
 
-    def _take_note_of(self, seconds: float, charged: bool) -> None:
-        self._spending.note(seconds, charged)
-
     # Guarded pieces: a failure in one does not keep the next from running -------------------------------------
 
     def _attempt(self, purpose: str, piece: Callable[..., None], *args: Any) -> None:
@@ -359,7 +360,8 @@ class Monitor:
     def _examine(self, info: Mapping[str, Any], settings: Settings) -> Examination | None:
         if not settings.diagnose:
             return None
-        return Examination(info, settings.diagnosis_share, settings.patience, self._alert, self._problems.add)
+        alert = lambda finding: self._writer.alert(finding)  # noqa: E731 - which comes later
+        return Examination(info, settings.diagnosis_share, settings.patience, alert, self._problems.add)
 
     def _found(self) -> tuple[Finding, ...]:
         with self._problems.contained("look at the diagnosis"):
@@ -368,9 +370,6 @@ class Monitor:
 
     def _findings(self) -> tuple[Finding, ...]:
         return (*map(from_problem, self._problems), *self._found())
-
-    def _alert(self, finding: Finding) -> None:
-        self._writer.alert(finding)
 
     # The end --------------------------------------------------------------------------------------------------
 

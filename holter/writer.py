@@ -275,8 +275,18 @@ class Writer:
         return self._pause
 
     def _begin_segment(self) -> float | None:
-        self._close_journal()
-        return None  # the next entry opens the next file
+        """The journal before stays open until there is a new one: a full disk leaves room for an ending in it alone."""
+        earlier, self._journal = self._journal, None
+        try:
+            if self._directory is not None and earlier is not None:
+                self._open_journal(self._directory)
+        except OSError as error:
+            self._journal = earlier
+            pause = self._try_later(error)
+            return pause if self._journal is not None else None  # else the next entry makes a new directory
+        if earlier is not None:
+            earlier.close()
+        return None
 
     def _open_journal(self, directory: Path) -> None:
         self._segment = max(self._segment, next_segment(directory, self._rank))

@@ -130,6 +130,24 @@ def test_a_record_needs_no_single_table(tmp_path: Path) -> None:
         assert not wrong_after(path, whole, whole.header + b"".join(frames))
 
 
+@pytest.mark.parametrize("kept", [0, BEGIN], ids=["another's header", "another's first block"])
+@pytest.mark.parametrize("block", [BEGIN, 4096])
+def test_the_begin_of_another_journal_hides_nothing(kept: int, block: int, tmp_path: Path) -> None:
+    """P12: a file system may put a block of another file there, or nothing at all."""
+    path = tmp_path / "run" / "rank-0.journal"
+    whole, other = stored(path), stored(tmp_path / "other" / "rank-0.journal", seed=5)
+    assert len(whole.data) > 2 * 4096
+    begin = other.data[:block] if kept else other.header + whole.data[BEGIN:block]
+    assert not wrong_after(path, whole, begin + whole.data[block:])
+
+
+def test_a_header_that_was_cut_off_exactly_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "run" / "rank-0.journal"
+    whole = stored(path)
+    assert not wrong_after(path, whole, whole.data[BEGIN:])
+    assert Run(path.parent).unreadable_bytes == BEGIN
+
+
 # Whole frames --------------------------------------------------------------------------------------------------------
 
 

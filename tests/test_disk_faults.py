@@ -143,6 +143,41 @@ def test_a_file_system_that_is_full_until_the_end(
         assert _warnings(caplog) == 1
 
 
+def test_a_file_system_that_is_full_when_a_segment_begins(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P13, P15, P17: there is no room for another file; how it ended stands in the one before."""
+    monkeypatch.setattr("holter.monitor._CLOSE_SECONDS", 0.5)
+    with _tmpfs(tmp_path / "disk", "256k") as disk:
+        training = _start(disk / "run")
+        posted = _posted(training, monkeypatch)
+        _go(training, 10)
+        assert training.monitor.flush(10)
+        with (disk / "filler").open("wb", buffering=0) as file:
+            for size in (4096, 1):
+                with contextlib.suppress(OSError):
+                    while True:
+                        file.write(bytes(size))
+        training.monitor.load_state_dict({"step": 5})
+        _go(training, 20)
+        training.monitor.close()
+        _ended_on_a_full_disk(disk / "run", training, posted)
+        assert _warnings(caplog) == 1
+
+
+def test_a_segment_that_begins_where_the_directory_was_deleted_gets_a_new_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    training = _start(tmp_path / "run")
+    _go(training, 10)
+    assert training.monitor.flush(10)
+    shutil.rmtree(tmp_path / "run")
+    training.monitor.load_state_dict({"step": 5})
+    _go(training, 20)
+    training.monitor.close()
+    assert holter.open_run(tmp_path / "run").history.steps.tolist() == list(range(5, 25))
+
+
 @pytest.mark.parametrize("taken", [0, 1, 200, 400])
 def test_a_write_that_is_cut_short_until_the_end(
     taken: int, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch

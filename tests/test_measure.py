@@ -6,6 +6,8 @@ The checks return their complaints as sentences: none for the real measurer, som
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import holter
+from holter.measuring import is_part
 from holter.statistics import cpu_rows as on_cpu
 from holter.statistics import measure
 from holter.statistics import torch_rows as anywhere
@@ -307,8 +310,20 @@ def test_a_distributed_tensor_is_measured_by_its_shard() -> None:
         whole = mixed(60).view(6, 10)
         sharded = distribute_tensor(whole, init_device_mesh("cpu", (1,)), [Shard(0)])
         assert complaints([whole], measured([sharded])) == []
+        assert not is_part(sharded), "this process holds all of it, as of a model in fully_shard on one GPU"
     finally:
         torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    ("processes", "kind", "expected"), [(2, "shard", True), (2, "replicate", False), (1, "shard", False)]
+)
+def test_who_holds_a_part_is_known_by_mesh_and_placements(processes: int, kind: str, expected: bool) -> None:
+    from torch.distributed.tensor import Replicate, Shard
+
+    placements = (Shard(0) if kind == "shard" else Replicate(),)
+    tensor: Any = SimpleNamespace(device_mesh=SimpleNamespace(size=lambda: processes), placements=placements)
+    assert is_part(tensor) is expected
 
 
 @pytest.mark.parametrize("size", [50, 50_000])

@@ -144,6 +144,31 @@ def test_a_watched_model_can_be_garbage_collected(kept: str) -> None:
         assert monitor.state == "closed" and len(monitor.history) == 1
 
 
+def test_a_run_whose_model_went_first_is_examined_to_its_end() -> None:
+    """A function that trains and returns its monitor: close() and findings wait for what is left."""
+
+    def train() -> holter.Monitor:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 3))
+        optimizer = torch.optim.SGD(model.parameters(), 0.01)
+        monitor = holter.watch(model, optimizer, run=False)
+        for _ in range(300):
+            inputs, targets = 40 * torch.randn(32, 8) + 133, torch.randint(3, (32,))
+            loss = nn.functional.cross_entropy(model(inputs), targets)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            monitor.log(loss=loss, inputs=inputs, targets=targets)
+        return monitor
+
+    for close in (True, False):
+        monitor = train()
+        gc.collect()
+        if close:
+            monitor.close()
+        assert "input-scale" in [finding.cause for finding in monitor.findings] and len(monitor.history) == 300
+
+
 def _growth(training: Training, steps: int) -> tuple[int, int]:
     """Resident bytes and live tensors that `steps` further steps add."""
     import psutil
