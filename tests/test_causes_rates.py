@@ -7,13 +7,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 import holter
+from holter.diagnosis.causes import rates
+from holter.diagnosis.doctor import Doctor
+from holter.record import Record
 from tests.layer_trainings import WORDS, sentences, train
+from tests.test_chart import rows
 
 
 @pytest.fixture(autouse=True)
@@ -165,3 +170,16 @@ def test_a_gradient_that_grows_while_the_loss_falls_does_not_outrun_its_second_m
             optimizer.step()
             monitor.log(loss=loss)
     assert holter.diagnose(tmp_path / "run") == ()
+
+
+@pytest.mark.parametrize(("losses", "severity"), [((6.6, 5.9, 5.3, 3.5, 3.8), "info"), ((30.0,) * 8, "warning")])
+def test_a_spike_that_a_few_steps_make_good_is_a_note(losses: tuple[float, ...], severity: str) -> None:
+    """By hand: Adam's first step is a third of the weights, and the later ones a hundredth."""
+    layers = ("a.weight", "b.weight")
+    doctor = Doctor({"layers": [{"name": name, "shape": [8, 8]} for name in layers]}, [rates.no_warmup])
+    for step, loss in enumerate([2.4, *losses, *np.geomspace(1.6, 0.1, 60)]):
+        update = {"ratio": 0.3 if step < 2 else 0.01, "weight_norm": 2.0}
+        told = {"update": rows(layers, **update), "second_moment": rows(layers, norm=1.0)} if step % 2 == 0 else {}
+        doctor.take(Record(step, float(step), {"loss": float(loss), "learning_rate": 1e-3}, told))
+    doctor.finish()
+    assert [(one.cause, one.severity) for one in doctor.findings] == [("warmup-missing", severity)]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from holter.diagnosis.causes import optimizers, rates
+from holter.diagnosis.causes import divergence, optimizers
 from holter.diagnosis.chart import Chart, Moment, until_news
 from holter.diagnosis.doctor import Doctor
 from holter.diagnosis.events import Events
@@ -252,20 +252,74 @@ def test_a_doctor_that_is_late_asks_rarely_whatever_happens() -> None:
 # Advice and rates ---------------------------------------------------------------------------------------------------
 
 
-def too_high(losses: np.ndarray, ratio: float) -> list[Suspicion]:
-    """What the rule says of a training of words, whose labels have an entropy of 2 nats, with these losses."""
-    chart = Chart({"layers": [{"name": "a.weight", "shape": [8, 8]}]})
+def worded(losses: np.ndarray, ratio: float, later: float | None = None) -> Iterator[Record]:
+    """A training of words, whose labels have an entropy of 2 nats, with these losses; its steps change the weights by
+    one share of their size in the first two looks, and by another later."""
     for step, loss in enumerate(losses.tolist()):
         told = {"batch": rows(("targets",), label_entropy=2.0, size=64.0)}
-        told |= {"update": rows(("a.weight",), ratio=ratio)} if step % 5 == 0 else {}
-        chart.add(Moment(step, scalars={"loss": loss, "learning_rate": 0.01}, rows=told))
-    return list(rates.too_high(Case(chart, Events())))
+        if step % 5 == 0:
+            share = ratio if step < 10 or later is None else later
+            told["update"] = rows(("a.weight",), ratio=share)
+        yield Record(step, float(step), {"loss": loss, "learning_rate": 0.01}, told)
+
+
+WORDED = {"layers": [{"name": "a.weight", "shape": [8, 8]}]}
+
+
+def too_high(losses: np.ndarray, ratio: float, later: float | None = None, first: int = 0) -> list[Suspicion]:
+    """What the rule says of a training of words; `first` is the first step that it knows."""
+    chart = Chart(WORDED)
+    for record in worded(losses, ratio, later):
+        chart.add(Moment(record.step + first, scalars=dict(record.scalars), rows=dict(record.rows)))
+    return list(divergence.too_high(Case(chart, Events())))
 
 
 def test_a_loss_that_falls_past_that_of_a_guess_is_no_rate_too_high() -> None:
     """A model of language first learns how frequent its words are."""
     assert too_high(np.full(60, 6.0), 0.15), "one that stays there is"
     assert not too_high(np.linspace(9.0, 4.6, 60), 0.15)
+
+
+def test_a_loss_that_is_far_above_a_guess_and_falls_is_on_its_way_there() -> None:
+    """As under SGD at the rate of 20 that word models are trained with: step by step it comes down to a guess."""
+    losses = np.concatenate([np.linspace(10.0, 7.0, 30), np.full(30, 7.0)])
+    assert not too_high(losses, 0.15)
+    assert too_high(np.concatenate([np.linspace(10.0, 7.0, 8), np.full(52, 7.0)]), 0.15), "one that has stopped there"
+
+
+def test_only_steps_that_go_on_being_long_hold_a_loss_where_it_is() -> None:
+    """A head that begins near zero takes one long step; a model that can learn nothing stays at a guess at any rate."""
+    assert not too_high(np.full(60, 4.5), 0.25, later=0.01)
+    assert too_high(np.full(60, 4.5), 0.25, later=0.06)
+    assert too_high(np.full(60, 4.5), 0.9, later=0.01), "nothing is left of what the weights were"
+
+
+def test_what_a_run_begins_with_is_not_judged_by_later_steps() -> None:
+    """A doctor that begins with the present sees steps that a training has grown into."""
+    assert not too_high(np.full(60, 6.0), 0.15, first=400)
+
+
+def test_a_loss_that_has_come_down_takes_back_what_was_said() -> None:
+    doctor = Doctor(WORDED, [divergence.too_high])
+    severities: dict[int, list[str]] = {}
+    for record in worded(np.concatenate([np.full(80, 6.0), np.linspace(6.0, 1.0, 120)]), 0.15):
+        doctor.take(record)
+        severities |= {record.step: [one.severity for one in doctor.findings]}
+    doctor.finish()
+    assert severities[79] == ["critical"]
+    assert [one.severity for one in doctor.findings] == ["info"] and "from 6" in doctor.findings[0].advice
+
+
+@pytest.mark.parametrize(("now", "is_named"), [(60.0, True), (2.2, False)])
+def test_weights_that_outgrow_their_first_size_between_two_looks_took_long_steps(now: float, is_named: bool) -> None:
+    """Adam at a hundred times the rate: by the second look the steps are short beside what the weights have become."""
+    chart, losses = Chart(WORDED), np.concatenate([np.linspace(8.0, 4.5, 12), np.full(60, 4.5)])
+    for step, loss in enumerate(losses.tolist()):
+        told = {"batch": rows(("targets",), label_entropy=2.0, size=64.0)}
+        if step % 10 == 0:
+            told["update"] = rows(("a.weight",), ratio=0.02, weight_norm=2.0 if step == 0 else now)
+        chart.add(Moment(step, scalars={"loss": loss, "learning_rate": 0.1}, rows=told))
+    assert bool(list(divergence.too_high(Case(chart, Events())))) == is_named
 
 
 def test_no_rate_is_cut_by_more_than_ten_thousand_and_what_explodes_is_clipped() -> None:

@@ -1,4 +1,4 @@
-"""The learning rate: too high, too low, a jump, a schedule that runs away, no warm-up."""
+"""The learning rate: too low, a jump, a schedule that runs away, no warm-up. `divergence` has the rate too high."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from holter.diagnosis.anatomy import elements, fan_in
-from holter.diagnosis.causes.batches import guess_loss
-from holter.diagnosis.chart import Chart, column, until_news
+from holter.diagnosis.causes.divergence import begins_here, have_size
+from holter.diagnosis.chart import Chart, column
 from holter.diagnosis.evidence import (
     FAR,
     clipping,
@@ -22,21 +21,16 @@ from holter.diagnosis.evidence import (
     typical_of,
 )
 from holter.diagnosis.suspicion import Case, Kind, Suspicion
-from holter.series import Floats, Integers, known_median, median, overall_median, scale_of
+from holter.series import median, overall_median, scale_of
 from holter.words import number
 
 _SMOOTH = 1.35  # between two steps, of a rate that follows its schedule
 _AT_FLOOR = 8  # steps
 _LATER_STEP, _SHORTER = 0.05, 4.0  # of a weight's size: of a rate that is fine later; and times the first were longer
-_EXPLODES = 10.0  # times its size that a step moves a weight by: no rate is that high
-_FIRST, _LOST = 6, 0.01  # steps after which, and gradient that is left where, a first step was one too many
-_GROWN = 3.0  # times their first size: weights that run away
 _WHOLE = 0.75  # of a weight's size, in one step: nothing that it was made for is left
 _SPIKE = 1.0  # times the size of the loss, by which it must rise
-_SPIKED = 2.0  # times its start: what a loss does not reach by the chance of its batches
-_SMALL, _SINGLE = 0.1, 8  # of the size that keeps a signal its own; and numbers of a weight that says something
-_FEW = 32.0  # examples whose mean loss says something
-_OPENING = 60  # steps in which a rate that is wrong from the start shows
+_FEW_STEPS = 10  # above the first loss: fewer are made good before anyone looks
+_LITTLE = 10.0  # first losses: what all losses above the first have cost together, as ten steps at twice the first
 
 
 def jump(case: Case) -> Iterator[Suspicion]:
@@ -73,181 +67,6 @@ def jump(case: Case) -> Iterator[Suspicion]:
             f"{number(float(rates[place - 1]))} from a checkpoint before step {since}.",
             check="It worked if loss and update ratio stay in their band past that step.",
         )
-
-
-def too_high(case: Case) -> Iterator[Suspicion]:
-    """lr-too-high: updates of the size of the weights from the first steps, and a loss that does not come down."""
-    chart = case.chart
-    if not _are_large(chart) or chart.resumed or finds_its_rate(chart):
-        return
-    steps, typical = _first_ratios(chart)
-    largest = float(np.max(typical[steps < _opening_ends(chart)], initial=0.0))
-    if not largest > 0.1:
-        return
-    harms = (
-        (_does_not_come_down(case), "the loss does not come down"),
-        (_thrown_up(case) if largest > 1 else None, "the loss does not come down"),
-        (_went_up_again(chart), "the loss does not stay down"),
-        (_silenced(chart) if largest > _WHOLE else None, "most gradients are exactly zero since"),
-        (_knocked_out(chart), "most layers have next to no gradient since"),
-    )
-    bad, what = next((harm for harm in harms if harm[0] is not None), (None, ""))
-    if bad is None or (bad <= _SPIKED and not _have_size(chart)):
-        return
-    _, cosines = typical_of(chart, "update", "cosine")
-    one_way = len(cosines) > 1 and bool((cosines[-2:] > 0.9).all())  # too long steps go to and fro
-    rates = chart.scalar("learning_rate").opening[:, 0]
-    rate = float(np.nanmax(rates)) if len(rates) else float("nan")
-    better = rate * min(0.1, max(1e-4, _right_step(chart) / (_first_ratio(chart, rate) or largest)))
-    explodes = largest > _EXPLODES and not is_adaptive(chart)
-    clip = "clip the gradients (monitor.clip_grad_norm_(1.0)), which are that long, and " if explodes else ""
-    yield Suspicion(
-        "lr-too-high",
-        "lr",
-        chart.first_step,
-        0.55 if one_way else min(0.95, 0.6 + 0.15 * np.log10(largest / 0.1) + 0.2 * (bad > 3)),
-        severity="critical",
-        evidence={"update_ratio": largest, "rate": rate, "loss_over_start": bad},
-        advice=f"One step changes a weight by {100 * largest:.0f} % of its size, and {what}: "
-        f"{clip}lower the rate from {number(rate)} to about {number(better)}.",
-        check="It worked if update ratios are near 0.01 or below and the loss falls within the first 50 steps.",
-    )
-
-
-def _right_step(chart: Chart) -> float:
-    """The share of its size that a first step may change a weight by: with a momentum (0.9 as a rule) steps become ten
-    times as long, where no second moment sees to their length."""
-    return 1e-3 if chart.has("momentum") and not is_adaptive(chart) else 1e-2
-
-
-def _first_ratio(chart: Chart, rate: float) -> float | None:
-    """What a step of this rate makes of the weights as they began: once they have run away, so have the gradients."""
-    (looks, typical), (steps, rates) = _first_ratios(chart), chart.opening("learning_rate")
-    first = int(np.searchsorted(steps, looks[0])) if len(looks) else len(rates)
-    known = first < len(rates) and rates[first] > 0 and typical[0] > 0
-    return float(typical[0] * rate / rates[first]) if known else None
-
-
-@until_news
-def _are_large(chart: Chart) -> bool:
-    """Whether any of the first updates changed half of the matrices by a tenth of their size or more."""
-    ratios = chart.table("update", "ratio")
-    sizes = ratios.opening[:, matrices(chart, ratios)]
-    return bool(((sizes > 0.1).sum(axis=1) >= np.maximum((sizes <= 0.1).sum(axis=1), 1)).any())
-
-
-def _first_ratios(chart: Chart) -> tuple[Integers, Floats]:
-    """By how much of its size each of the first updates changed a typical matrix."""
-    ratios = chart.table("update", "ratio")
-    chosen = matrices(chart, ratios)
-    with np.errstate(all="ignore"):
-        typical = median((ratios.opening[:, chosen] if chosen else ratios.opening).T)
-    return ratios.opening_steps[np.isfinite(typical)], typical[np.isfinite(typical)]
-
-
-@until_news
-def _have_size(chart: Chart) -> bool:
-    """Whether half of the matrices began with a size to change: of a single number, and of weights that begin at or
-    near zero, a step of any rate is a large part."""
-    norms = chart.table("update", "weight_norm")
-    if not len(norms):
-        return True
-    names = [norms.names[place] for place in matrices(chart, norms)]
-    counts = np.array([max(1, elements(chart, [name])) for name in names])
-    usual = np.sqrt(counts / np.array([fan_in(chart, name) for name in names]))
-    first = norms.opening[0, matrices(chart, norms)]
-    return bool(((first > _SMALL * usual) & (counts >= _SINGLE)).mean() >= 0.5)
-
-
-@until_news
-def _opening_ends(chart: Chart) -> int:
-    """Where a rate that jumps begins another story."""
-    steps, rates = rate_of(chart)
-    late = np.flatnonzero((rates[1:] >= 2 * rates[:-1]) & (steps[1:] > chart.first_step + 10))
-    return min([chart.first_step + _OPENING, *map(int, steps[1:][late[:1]])])
-
-
-def _thrown_up(case: Case) -> float | None:
-    """How many times its start the loss was in the first steps, where that was more than any batch makes it."""
-    losses = case.chart.scalar("loss").opening[:20, 0]
-    is_far = len(losses) >= 10 and np.isfinite(losses).all() and losses.max() > 2 * losses[0] > 0
-    return float(losses.max() / losses[0]) if is_far else None
-
-
-def _went_up_again(chart: Chart) -> float | None:
-    """How many times its start the loss is, where it had come down and is far above that again, at the same rate, and
-    the weights have grown: data that became harder leaves them their size."""
-    opening, losses = chart.scalar("loss").opening[:, 0], chart.scalar("loss").values[-30:, 0]
-    rates = chart.scalar("learning_rate")
-    if len(opening) < 40 or len(losses) < 30 or not opening[0] > 0 or not np.isfinite(losses).all():
-        return None
-    if len(rates) and rates.values[-1, 0] > 1.05 * np.nanmax(rates.opening[:20, 0]):
-        return None
-    norms = chart.table("update", "weight_norm")
-    with np.errstate(all="ignore"):
-        grown = norms.values[-1] / norms.opening[0] if len(norms) else np.zeros(0)
-    if not overall_median(grown[matrices(chart, norms)]) > _GROWN:
-        return None
-    came_down, is_now = overall_median(opening[20:40]), overall_median(losses)
-    is_up = came_down < 0.7 * opening[0] and is_now > 2 * came_down and losses.max() > 1.5 * opening[0]
-    return float(losses.max() / opening[0]) if is_up else None
-
-
-def _knocked_out(chart: Chart) -> float | None:
-    """How many times its start the loss is, where the very first steps left most layers next to no gradient, which has
-    not come back since, though the loss is far from zero. What is lost later is what a training has learnt."""
-    norms, first = chart.table("gradient", "norm"), chart.first("gradient", "norm", _FIRST + 6)[1]
-    start, losses = chart.scalar("loss").opening[:, 0], chart.scalar("loss").values[:, 0]
-    if not is_adaptive(chart) or len(first) < _FIRST + 6 or len(losses) < 40 or not start[0] > 0:
-        return None
-    places, late = matrices(chart, norms), overall_median(losses[-20:]) / start[0]
-    with np.errstate(all="ignore"):
-        soon, now = (median(rows)[places] / median(first[:2])[places] for rows in (first[-6:], norms.values[-8:]))
-    is_lost = overall_median(soon) < _LOST and overall_median(now) < _LOST
-    return float(late) if is_lost and late > 0.3 else None
-
-
-def _silenced(chart: Chart) -> float | None:
-    """How many times its start the loss is, where most gradients were not zero at first and are since the first steps:
-    units that a step has pushed beyond all inputs."""
-    zeros = chart.table("gradient", "zero_share")
-    start, losses = chart.scalar("loss").opening[:, 0], chart.scalar("loss").values[:, 0]
-    if len(zeros) < _FIRST + 6 or not len(start):
-        return None
-    places = matrices(chart, zeros)
-    with np.errstate(all="ignore"):
-        first, soon, now = (
-            known_median(rows[:, places])
-            for rows in (zeros.opening[:1], zeros.opening[_FIRST : _FIRST + 6], zeros.values[-6:])
-        )
-    is_silent = first < 0.5 and soon > 0.6 and now > 0.6
-    return overall_median(losses[-20:]) / float(start[0]) if is_silent else None
-
-
-def _does_not_come_down(case: Case) -> float | None:
-    """How many times its start the loss is at the end of the opening, where it is no lower, or no better than a guess
-    that knows how frequent the classes are; None where it has come down."""
-    series = case.chart.scalar("loss")
-    losses = series.opening[series.opening_steps < _opening_ends(case.chart), 0]
-    if len(losses) < 4:
-        return None
-    if not np.isfinite(losses).all():
-        return float("inf")
-    start, late = _first_loss(case.chart), overall_median(losses[-max(3, len(losses) // 4) :])
-    if (losses <= 0).any() or len(losses) < 10 or case.step - case.chart.first_step < 15:
-        return None  # a loss that goes to both sides of zero need not come down
-    guess = guess_loss(case.chart)
-    # A model of language first learns how frequent the classes are, and falls on: only one that stays there is stuck.
-    is_flat = late > 0.97 * overall_median(losses[len(losses) // 2 : -(len(losses) // 4)])
-    knows_nothing = len(losses) >= 40 and is_flat and late > 0.97 * guess and 0.5 * guess < start < 3 * guess
-    return late / start if late > 1.02 * start or knows_nothing else None
-
-
-def _first_loss(chart: Chart) -> float:
-    """Over as many steps as have a few dozen examples: the loss of one example says little."""
-    sizes, losses = chart.table("batch", "size").opening, chart.scalar("loss").opening[:, 0]
-    size = float(np.fmax.reduce(sizes[0], initial=1.0)) if len(sizes) else _FEW
-    return overall_median(losses[: int(np.ceil(_FEW / max(size, _FEW / 8)))])
 
 
 def too_low(case: Case) -> Iterator[Suspicion]:
@@ -353,11 +172,11 @@ def no_warmup(case: Case) -> Iterator[Suspicion]:
 
     Other things throw a loss up and let it come back: a rate so high that steps stay long, a momentum that overshoots,
     a few weights that any step changes. A warm-up mends one thing alone, first steps that are far longer than those
-    that the same rate takes once the second moment has grown.
+    that the same rate takes once the second moment has grown. A spike that cost a few steps is a note.
     """
     chart = case.chart
     (_, losses), (_, rates) = chart.opening("loss"), chart.opening("learning_rate")
-    if not is_adaptive(chart) or chart.resumed or len(losses) < 30 or not np.isfinite(losses).all():
+    if not is_adaptive(chart) or not begins_here(chart) or len(losses) < 30 or not np.isfinite(losses).all():
         return
     if len(rates) < 10 or rates[0] < 0.5 * np.nanmax(rates):
         return
@@ -369,8 +188,9 @@ def no_warmup(case: Case) -> Iterator[Suspicion]:
     rest = np.diff(losses[22:])
     if not peak - first > 6 * 1.05 * overall_median(np.abs(rest - overall_median(rest))):
         return  # what losses differ by from batch to batch
-    if not _have_size(chart) or not _only_first_steps_are_long(chart):
+    if not have_size(chart) or not _only_first_steps_are_long(chart):
         return  # not of the size of the weights either: no warm-up would help
+    above, cost = int((losses > first).sum()), float(np.maximum(losses - first, 0).sum()) / scale
     parameters = chart.info.get("parameters")
     most = (chart.total_steps or 5000) // 10
     length = 500 if not isinstance(parameters, int) or parameters < 1e8 else 2000 if parameters < 1e9 else 10_000
@@ -380,7 +200,8 @@ def no_warmup(case: Case) -> Iterator[Suspicion]:
         "lr",
         chart.first_step,
         0.75,
-        evidence={"peak_loss": peak, "first_loss": first, "rate": float(rates[0])},
+        severity="info" if above < _FEW_STEPS and cost < _LITTLE else "warning",
+        evidence={"peak_loss": peak, "first_loss": first, "rate": float(rates[0]), "steps_above": above},
         advice=f"The loss rose to {number(peak)} in the first steps and came back at the same rate: warm the rate up "
         f"over about {length} steps (holter.get_linear_schedule_with_warmup).",
         check="It worked if the loss falls from the first step on.",
@@ -396,4 +217,4 @@ def _only_first_steps_are_long(chart: Chart) -> bool:
     return FAR < largest < _WHOLE and len(later) > 1 and bool(later[-1] < min(_LATER_STEP, largest / _SHORTER))
 
 
-RULES = (jump, too_high, too_low, runs_away, no_warmup)
+RULES = (jump, too_low, runs_away, no_warmup)
