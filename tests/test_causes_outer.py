@@ -9,7 +9,8 @@ import pytest
 from click.testing import CliRunner
 
 from holter.cli import main
-from holter.diagnosis.causes import RULES, outer
+from holter.diagnosis.causes import RULES, optimizers, outer
+from holter.diagnosis.chart import Chart, Moment
 from holter.diagnosis.doctor import Doctor
 from holter.diagnosis.finding import Finding
 from holter.diagnosis.thresholds import Thresholds, listed
@@ -90,3 +91,49 @@ def test_a_loss_that_crosses_zero_has_not_grown() -> None:
     """Of a critic or a likelihood: on a log scale twelve positive losses after negative ones would be endless."""
     values = [-1.0 + 0.01 * np.sin(step) if step < ONSET else 1.0 for step in range(STEPS)]
     assert findings([float(value) for value in values]) == ()
+
+
+@pytest.mark.parametrize(("back", "severity"), [(1.0, "info"), (6.0, "warning")])
+def test_a_loss_that_comes_back_to_where_it_was_is_a_note(back: float, severity: str) -> None:
+    """As of a codebook: it climbs for a while, and falls below where it had begun to climb."""
+    hump = np.concatenate(
+        [np.full(40, 1.0), np.geomspace(5.0, 15.0, 8), np.full(16, 15.0), np.geomspace(15.0, back, 30)]
+    )
+    values = np.concatenate([hump, np.full(60, back)]) * (1 + 0.01 * np.sin(np.arange(154)))
+    (found,) = findings([float(value) for value in values], outer.RULES)
+    assert (found.cause, found.severity) == ("unknown", severity)
+
+
+# Norms that leap ------------------------------------------------------------------------------------------------------
+
+
+def unclipped(usual: tuple[float, float], leap: float, lost: float, has_loss: bool = True) -> list[str]:
+    """Causes named where losses fall from 2.3 to the first number while norms go from 0.3 to the second; from step 100
+    on every 30th norm is so many times the usual one, and the loss lies so much higher for the eight steps after it."""
+    doctor, random = Doctor({}, [optimizers.no_clip]), np.random.default_rng(0)
+    for step in range(240):
+        part, since = min(1.0, step / 60), (step - 100) % 30 if step >= 100 else 99
+        loss = 2.3 * (usual[0] / 2.3) ** part * (1 + 0.02 * random.standard_normal()) + (lost if 0 < since < 9 else 0)
+        norm = 0.3 * (usual[1] / 0.3) ** part * (1 + 0.1 * random.random()) * (leap if since == 0 else 1)
+        doctor.take(Record(step, float(step), {"gradient_norm": norm} | ({"loss": loss} if has_loss else {})))
+    doctor.finish()
+    return [one.cause for one in doctor.findings]
+
+
+def test_norms_that_leap_are_the_clips_where_the_loss_gives_back_what_it_had_gained() -> None:
+    assert unclipped((0.8, 0.3), leap=40.0, lost=0.7) == ["clipping-missing"]
+    assert unclipped((0.8, 0.3), leap=40.0, lost=0.0) == [], "the loss does not mind"
+    assert unclipped((6e-4, 3e-3), leap=200.0, lost=0.03) == [], "nearly all is learnt, and stays so"
+
+
+def test_norms_that_leap_without_a_loss_are_measured_by_the_first_ones() -> None:
+    assert unclipped((0.8, 0.3), leap=40.0, lost=0.0, has_loss=False) == ["clipping-missing"]
+    assert unclipped((0.8, 3e-3), leap=200.0, lost=0.0, has_loss=False) == []
+
+
+def test_how_much_of_its_gain_a_loss_gives_back() -> None:
+    chart = Chart({})
+    for step, loss in enumerate([2.0] * 5 + [1.0] * 20 + [1.5] * 8):
+        chart.add(Moment(step, scalars={"loss": loss}))
+    assert optimizers.given_back(chart, 24) == pytest.approx(0.5)
+    assert np.isnan(optimizers.given_back(chart, 30)), "that is too early to say"

@@ -31,11 +31,20 @@ _UNUSED = 0.95  # of a layer: the rest says little
 _GREW = 10.0  # times the first norms
 _OUTGROWN = 3.0  # of g / sqrt(v)
 _APART = 5  # steps: what comes sooner belongs to the same outlier
+_GIVEN_BACK = (
+    0.25  # of what the loss has gained since the start: a flow recovers from giving back 0.17 by itself, while
+)
+# trainings that a clip mends give back 0.3 and more (holter clinic score --only 'clipping-missing/*')
+_NOTHING = 0.02  # of that gain: near the end of a training a loss that doubles may give back less
+_LASTS = (4, 8)  # steps after an outlier, over which the loss is judged: a momentum takes some to show
+_ABOVE_FIRST = 8.0  # times the first norms, of an outlier where no loss is logged
 _PINNED = 1e-3  # of its size that a norm varies by where it is cut to the same one at every step
 
 
 def no_clip(case: Case) -> Iterator[Suspicion]:
-    """clipping-missing: single steps with a norm far above the usual, of which the training recovers."""
+    """clipping-missing: single steps with a norm far above the usual, after which the loss gives back a part of what it
+    had gained, and from which the training recovers. Near the end of a training norms are small, and those that are
+    many times as long are no longer than the first."""
     chart = case.chart
     if len(chart.scalar("clip_norm")):
         return
@@ -45,9 +54,9 @@ def no_clip(case: Case) -> Iterator[Suspicion]:
         if event.until is not None and event.values <= 3 and 8 <= event.factor < np.inf
     ]
     spikes = [e for e in spikes if data_is_usual(case, e.since) and rate_is_flat(chart, e.since - 3, e.since)]
-    spikes = [e for e in spikes if _has_recovered(chart, e.since)]
+    spikes = [e for e in spikes if _did_harm(chart, e.since) and _has_recovered(chart, e.since)]
     apart = 1 + sum(later.since - e.since > _APART for e, later in itertools.pairwise(spikes))
-    if not spikes or (apart < 2 and not any(e.factor >= 100 and harm(case, e.since, 3) for e in spikes)):
+    if not spikes or (apart < 2 and not any(e.factor >= 100 for e in spikes)):
         return
     _, norms = column(chart.scalar("gradient_norm"))
     limit = float(np.nanquantile(norms[np.isfinite(norms)], 0.9))
@@ -62,6 +71,28 @@ def no_clip(case: Case) -> Iterator[Suspicion]:
         f"monitor.clip_grad_norm_({number(limit)}) before optimizer.step().",
         check="It worked if such steps no longer show in the loss.",
     )
+
+
+def _did_harm(chart: Chart, step: int) -> bool:
+    """Return whether the step with such a gradient made the loss worse from the next one on; without a loss, whether
+    the gradient was far longer than the first ones."""
+    if chart.has_column("loss"):
+        return given_back(chart, step) > _GIVEN_BACK
+    norms = chart.scalar("gradient_norm")
+    return bool(norms.since(step)[0, 0] > _ABOVE_FIRST * overall_median(norms.opening[:10, 0]))
+
+
+def given_back(chart: Chart, step: int) -> float:
+    """Return how much of what it had gained since the start the loss lost right after this step; of what it varies by
+    where that is more. NaN where that is not known yet."""
+    series = chart.scalar("loss")
+    before, after = series.before(step, 16)[:, 0], series.since(step + 1)[:, 0]
+    if len(before) < 4 or len(after) < _LASTS[0]:
+        return float("nan")
+    was = overall_median(before)
+    gained = max(overall_median(series.opening[:5, 0]) - was, 6 * float(spread(before[:, None])[0]))
+    worst = max(overall_median(after[:count]) for count in _LASTS)
+    return (worst - was) / gained if gained > 0 else float("inf")
 
 
 def _has_recovered(chart: Chart, step: int) -> bool:
@@ -268,6 +299,8 @@ def second_moment_lags(case: Case) -> Iterator[Suspicion]:
     losses = chart.scalar("loss")
     if len(losses) and not overall_median(losses.since(since)) > 1.05 * overall_median(losses.before(since, 16)):
         return  # a gradient may grow for good reasons: what a step does wrong the loss shows
+    if given_back(chart, since) < _NOTHING:
+        return
     yield Suspicion(
         "adam-second-moment-lag",
         "optimizer",

@@ -13,33 +13,54 @@ from holter.diagnosis.events import Event
 from holter.diagnosis.evidence import first_nonfinite
 from holter.diagnosis.finding import UNKNOWN
 from holter.diagnosis.suspicion import Case, Kind, Suspicion
-from holter.series import Series
+from holter.series import Series, overall_median
 from holter.words import number
 
 _LASTING = 12  # values in a row that lie outside
 _CREPT = 20  # values that stand for "now"
 _BEFORE = 20  # steps before it in which what led to it is looked for
+_WINDOW = 200  # steps in which a departure is looked for
+_FEW = 4  # values that stand for a level
+_BACK = 1.1  # times its level before: a series that is back there has recovered
 
 
 def unexplained(case: Case) -> Iterator[Suspicion]:
-    """unknown: a loss or a gradient far above what it was, and still there, or not finite any more."""
-    limits = case.limits
+    """unknown: a loss or a gradient far above what it was, and still there, or not finite any more; a note where it has
+    come back since."""
+    limits, over = case.limits, None
     for name, warns, stops, least in (
         ("loss", limits.loss_spike, limits.critical_loss_spike, 0.0),
         ("gradient_norm", limits.norm_jump, limits.norm_jump, limits.critical_norm),
     ):
         lost = _lost_since(case, name)
         if lost is not None:
-            yield _unknown(case, name, lost, float("inf"), True)
+            yield _unknown(case, name, lost, float("inf"), "critical")
             return
-        for event in case.lately(name, 200, direction=1):
-            is_far = event.until is None and event.values >= _LASTING and event.factor >= warns
-            if is_far and _is_beyond(case.chart.scalar(name), least) and not labels_changed(case.chart, event.since):
-                yield _unknown(case, name, event.since, event.factor, event.factor >= stops)
+        series = case.chart.scalar(name)
+        for event in case.lately(name, _WINDOW, direction=1):
+            if event.values < _LASTING or event.factor < warns or labels_changed(case.chart, event.since):
+                continue
+            if _is_back(series, event, least):
+                over = over or event
+            elif event.until is None and _is_beyond(series, least):
+                severity = "critical" if event.factor >= stops else "warning"
+                yield _unknown(case, name, event.since, event.factor, severity)
                 return
     times = _crept_up(case.chart)
     if times >= limits.critical_loss_spike:
-        yield _unknown(case, "loss", rose_since(case.chart), times, times >= limits.critical_loss_spike**2)
+        severity = "critical" if times >= limits.critical_loss_spike**2 else "warning"
+        yield _unknown(case, "loss", rose_since(case.chart), times, severity)
+    elif over is not None:
+        yield _unknown(case, over.series, over.since, over.factor, "info")
+
+
+def _is_back(series: Series, event: Event, least: float) -> bool:
+    """Return whether the last values are at the level before the departure, or below, and some were beyond the limit
+    meanwhile."""
+    before, after = series.before(event.since, _LASTING)[:, 0], series.since(event.since)[:, 0]
+    if len(before) < _FEW or len(after) < event.values + _FEW or not np.isfinite(after[-_FEW:]).all():
+        return False
+    return bool(after.max() > least) and overall_median(after[-_FEW:]) <= _BACK * overall_median(before)
 
 
 def _crept_up(chart: Chart) -> float:
@@ -71,10 +92,11 @@ def _lost_since(case: Case, name: str) -> int | None:
     return int(series.steps[finite[-1] + 1]) if len(finite) else first_nonfinite(series)
 
 
-def _unknown(case: Case, name: str, since: int, factor: float, is_critical: bool) -> Suspicion:
+def _unknown(case: Case, name: str, since: int, factor: float, severity: str) -> Suspicion:
     first = _first(case, since)
     what = name.replace("_", " ")
-    course = "is not finite" if np.isinf(factor) else f"is {number(factor)} times what it was"
+    is_over = severity == "info"
+    course = "is not finite" if np.isinf(factor) else f"{'was' if is_over else 'is'} {number(factor)} times what it was"
     led = "nothing that was recorded left its band before"
     if first is not None:
         led = f"{_told(first)} left its band first, at step {first.since:,}"
@@ -85,10 +107,12 @@ def _unknown(case: Case, name: str, since: int, factor: float, is_critical: bool
         0.55,
         Kind.STATE,
         layer=first.layer if first is not None and first.layer in case.chart.parameters else None,
-        severity="critical" if is_critical else "warning",
+        severity=severity,
         evidence={"series": name, "times": factor, "first": _told(first) if first is not None else None},
-        advice=f"Since step {since:,} the {what} {course}, and no cause that Holter knows fits; {led}. Look at what "
-        f"changed around that step in the data, the schedule and the code, and go on from a checkpoint before it.",
+        advice=f"{'After' if is_over else 'Since'} step {since:,} the {what} {course}"
+        f"{' and came back' if is_over else ''}, and no cause that Holter knows fits; {led}. Look at what "
+        f"changed around that step in the data, the schedule and the code"
+        f"{'' if is_over else ', and go on from a checkpoint before it'}.",
         check=f"It worked if the {what} stays in its band past that step.",
     )
 
