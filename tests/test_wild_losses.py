@@ -30,6 +30,10 @@ SOUND: dict[str, tuple[Training, int]] = {
         regression(lambda p, y: 50 * ((p - y) ** 2).mean(), batch_of=lambda step: 0, size=100),
         20,
     ),
+    "a loss of several terms, near eight guesses": (
+        regression(lambda p, y: 6.6 * F.cross_entropy(p, y), targets_of=wild.classes, outputs=4, size=8),
+        30,
+    ),
     "counts, below zero": (regression(F.poisson_nll_loss, targets_of=lambda x, s: (s + 1.5).exp().round()), 60),
 }
 
@@ -61,6 +65,17 @@ def summed(p: Tensor, y: Tensor) -> Tensor:
                 lambda parameters: SGD(parameters, 1e-3),
                 wild.classes,
                 outputs=4,
+            ),
+            12,
+            "loss-reduction",
+        ),
+        (
+            regression(
+                lambda p, y: F.cross_entropy(p, y, reduction="sum"),
+                lambda parameters: SGD(parameters, 1e-3),
+                wild.classes,
+                outputs=4,
+                size=8,
             ),
             12,
             "loss-reduction",

@@ -25,6 +25,10 @@ _SEEN_ONCE = 40  # of them, where outputs were looked at only once
 _SLACK = 0.02  # of these bounds, in nats: labels may be smoothed or rounded
 _BOUND = -1.05  # below what a similarity, an overlap or a probability with its sign turned can be
 _DEEPER = 1.1  # times its first value
+_SOME = 32  # labels: fewer times a guess is what a loss of several terms may well begin with
+_FITS = (0.85, 1.2)  # times as many labels, of a sum that is compared with the mean that its own logits give
+_FITS_A_GUESS = (0.75, 1.6)  # the same, where only the number of classes is known: logits of a new model vary
+_FITS_A_SIZE = (0.7, 2.0)  # the same, of numbers whose mean square is known
 
 
 # Softmax twice ----------------------------------------------------------------------------------------------------
@@ -172,7 +176,8 @@ def _runs_away(fallen: Floats, far: float) -> bool:
 
 
 def summed(case: Case) -> Iterator[Suspicion]:
-    """loss-reduction: the loss is as many times that of a guess as the batch has examples or labels."""
+    """loss-reduction: the loss is as many times that of a guess as the batch has examples or labels. A loss of several
+    terms may be so by chance: where labels are few and no logits were seen it is a note."""
     chart = case.chart
     if not _numbers(chart) or len(chart.scalar("loss")) < 2:
         return
@@ -207,11 +212,24 @@ def _summed_at_first(chart: Chart) -> Iterator[Suspicion]:
     outputs = _outputs_are_sane(chart)
     if outputs is False or inputs_are_large(chart):
         return  # such a loss is a large mean
-    low, high = (0.75, 1.6) if is_classes else (0.5, 2.0)
+    low, high = _FITS_A_GUESS if is_classes else _FITS_A_SIZE
     number_of = _numbers(chart).get("labels", 0.0)
-    if number_of >= (4 if is_classes else 16) and low < times / number_of < high and not _has_terms(chart):
-        is_meant = not is_classes and _may_be_meant(chart)
-        yield _sum_of(chart.first_step, "labels", number_of, float(losses[0]), expected, is_classes, is_meant)
+    if number_of < (4 if is_classes else 16) or not low < times / number_of < high or _has_terms(chart):
+        return
+    if is_classes:
+        known = _mean_by_logits(chart)
+        is_sure = number_of >= _SOME if np.isnan(known) else _FITS[0] < losses[0] / (known * number_of) < _FITS[1]
+    else:
+        is_sure = not _may_be_meant(chart)
+    yield _sum_of(chart.first_step, "labels", number_of, float(losses[0]), expected, is_classes, not is_sure)
+
+
+def _mean_by_logits(chart: Chart) -> float:
+    """Return the mean cross-entropy that the first logits give, of labels that they do not know yet: their log-sum-exp
+    less their mean. NaN where nobody has looked."""
+    sums, means = chart.scalar("logit_log_sum_exp").opening, chart.scalar("logit_mean").opening
+    found = float(sums[0, 0] - means[0, 0]) if len(sums) and len(means) else float("nan")
+    return found if found > 0 else float("nan")
 
 
 def _has_terms(chart: Chart) -> bool:
