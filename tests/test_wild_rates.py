@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
+from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn import functional as F
 from torch.optim import SGD, Adam
 
+import holter
+from holter.diagnosis.doctor import Doctor
 from tests import odd_trainings as wild
 from tests.odd_trainings import Training, alarms, regression
 
@@ -138,3 +142,34 @@ def test_units_that_the_loss_can_do_without_are_a_note() -> None:
         return model, optimizer, changed()
 
     assert "dead-relu" not in alarms(training, 100)
+
+
+def _not_cleared(path: Path) -> holter.Run:
+    """A reader of digits by Adam, whose gradients pile up; the loss falls, and rises again."""
+    images, labels = load_digits(return_X_y=True)
+    x, y = torch.tensor(images).float() / 16, torch.tensor(labels)
+    torch.manual_seed(0)
+    model = wild.mlp(64, 128, 128, 10)
+    optimizer = Adam(model.parameters(), 1e-3)
+    with holter.watch(model, optimizer, run=path) as monitor:
+        for _ in range(200):
+            chosen = torch.randint(len(y), (64,))
+            loss = F.cross_entropy(model(x[chosen]), y[chosen])
+            loss.backward()
+            optimizer.step()
+            monitor.log(loss=loss, inputs=x[chosen], targets=y[chosen])
+    return holter.open_run(path)
+
+
+@pytest.mark.parametrize(("is_late", "first"), [(False, 0), (True, 0), (False, 20), (True, 50)])
+def test_gradients_that_pile_up_lead_whenever_the_diagnosis_comes(tmp_path: Path, is_late: bool, first: int) -> None:
+    """What the loss does meanwhile, even back at a guess, is no trouble of its own. A doctor that could not keep up
+    begins with the present."""
+    run = _not_cleared(tmp_path / "run")
+    doctor = Doctor(run.info)
+    doctor.is_late = is_late
+    for record in run.records:
+        if record.step >= first:
+            doctor.take(record)
+    doctor.finish()
+    assert [one.cause for one in doctor.findings if one.severity != "info"] == ["zero-grad-missing"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
@@ -10,6 +11,12 @@ from holter.diagnosis.chart import Chart, column
 from holter.diagnosis.evidence import data_is_usual, rate_is_flat, typical_now, typical_of
 from holter.diagnosis.suspicion import Case, Kind, Suspicion
 from holter.series import Floats, Integers, Series, known_median, median, overall_median
+
+_FAR_GROWN = 5.0  # times the usual norm: what is kept shows in it, and not only in that gradients agree
+_RISEN = 0.5  # of what the loss had gained: where it gives that back, gradients that are kept do harm
+_LEVEL = 8  # losses that stand for a level
+_LOOKS, _ALIKE = 4, 0.99  # looks in a row, and cosines at them that gradients of new batches do not have
+_MOVES = 1e-4  # of a weight's size: a step that is shorter need not show in the loss
 
 
 def not_cleared(case: Case) -> Iterator[Suspicion]:
@@ -35,29 +42,56 @@ def not_cleared(case: Case) -> Iterator[Suspicion]:
     if not usual > 0:
         return
     is_pinned = len(norms) >= 20 and len(cosines) >= 3 and bool(np.ptp(norms[-20:]) < 1e-3 * recent)
-    if (not recent > 2.5 * usual and not (is_pinned and _batches_differ(chart))) or _falls_for_ever(case):
+    is_known = _batches_differ(chart) and (is_pinned or _lead_nowhere(chart, cosines))
+    if (not recent > 2.5 * usual and not is_known) or _falls_for_ever(case):
         return
     # Of t gradients that have nothing in common the sum still agrees with the one before as sqrt(1 - 1 / t).
     if not cosines[-1] > 1 - 0.75 / max(int(steps[-1]) - agree_since, 4):
         return
-    onset = _onset(at, norms, usual, agree_since)
-    yield Suspicion(
+    has_grown, does_harm = recent > _FAR_GROWN * usual, _has_risen(chart)
+    found = Suspicion(
         "zero-grad-missing",
         "loop",
-        onset,
-        0.85 if recent > 5 * usual else 0.65,
+        _onset(at, norms, usual, agree_since),
+        (0.85 if has_grown else 0.65) + (0.05 if does_harm else 0.0),  # what did harm once is not taken back
+        Kind.FACT if has_grown else Kind.PATTERN,
+        severity="critical" if does_harm else "warning",
         evidence={"cosine": float(cosines[-1]), "norm_growth": recent / usual},
         advice="Each step's gradient still holds those of the steps before (they agree to "
         f"{cosines[-1]:.2f}, and have grown {recent / usual:.1f}-fold): call optimizer.zero_grad() "
         f"before each backward().",
         check="It worked if the cosine of successive gradients falls to near 0 and the norm stops growing.",
     )
+    yield found
+    if has_grown:  # recorded again, so what the loss does meanwhile belongs to it
+        yield replace(found, since=max(found.since, int(steps[-1])))
+
+
+def _has_risen(chart: Chart) -> bool:
+    """Return whether the loss has given back half of what it had gained."""
+    losses = chart.scalar("loss")
+    if len(losses) < 3 * _LEVEL or not np.isfinite(losses.values).all():
+        return False
+    levels = [overall_median(part) for part in np.array_split(losses.values[:, 0], len(losses) // _LEVEL)]
+    first, lowest = overall_median(losses.opening[:_LEVEL, 0]), min(levels)
+    return bool(levels[-1] - lowest > _RISEN * abs(first - lowest))
 
 
 def _are_kept(chart: Chart) -> bool:
     """Whether the last gradients lie in the tensors of those before: those that were let go of hold nothing of them."""
     kept = chart.scalar("gradients_kept")
     return len(kept) >= 2 and bool(kept.steps[-2] >= chart.step - 2)
+
+
+def _lead_nowhere(chart: Chart, cosines: Floats) -> bool:
+    """Return whether steps that go one way, and are not short, have not made the loss less since the first record: a
+    gradient of what is lost now would."""
+    losses = chart.scalar("loss")
+    first, last = losses.opening[:_LEVEL, 0], losses.values[-_LEVEL:, 0]
+    if len(cosines) < _LOOKS or len(losses) < 3 * _LEVEL or not np.isfinite(last).all():
+        return False
+    goes_one_way = bool((cosines[-_LOOKS:] > _ALIKE).all()) and typical_now(chart, "update", "ratio") > _MOVES
+    return goes_one_way and overall_median(last) >= overall_median(first)
 
 
 def _batches_differ(chart: Chart) -> bool:
