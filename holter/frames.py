@@ -7,6 +7,7 @@ that is missing, repeated, moved or of another file is recognised, and the file 
 
 from __future__ import annotations
 
+import math
 import os
 import struct
 import zlib
@@ -30,6 +31,8 @@ _MOST_FRAMES = 2 << 10  # bytes that most frames have
 _FIRST_LOOK, _LARGEST_LOOK = 4 << 10, 1 << 20
 # Bytes in which the beginning of a frame is looked for, backwards: at first, and at most.
 _LOOK_BACK, _FARTHEST_BACK = 64 << 10, 64 << 20
+_MOST_BACK = 128 << 20  # bytes in which the ends of frames are looked for in all, backwards: about 0.2 s
+_TRY = 4 << 10  # bytes that are searched in the time that it takes to try one sign
 
 
 class Frame(NamedTuple):
@@ -51,6 +54,16 @@ class Spare:
 
     def __init__(self, size: int) -> None:
         self.left = 3 * size + (1 << 16)
+
+
+class ScanBudget:
+    """Bytes that may still be searched for the signs of frames. To try a sign takes as long as to search 4 KiB."""
+
+    def __init__(self, left: float = math.inf) -> None:
+        self.left = left
+
+    def spend(self, searched: int, tried: int = 0) -> None:
+        self.left -= searched + tried * _TRY
 
 
 def write_header(number: int) -> bytes:
@@ -145,7 +158,7 @@ def _other_version(path: Path, version: int) -> str:
 
 def frames_from(file: BinaryIO, place: int, end: int) -> Iterator[Frame]:
     """All whole frames from here to the end, in the order in which they stand, whatever lies between them."""
-    spare, signs = Spare(end - place), _Signs(file, end)
+    spare, signs = Spare(end - place), _Signs(file, end, ScanBudget())
     while place + AROUND <= end and spare.left > 0:
         frame = read_frame(file, place, end, spare)
         if frame is None:
@@ -155,10 +168,14 @@ def frames_from(file: BinaryIO, place: int, end: int) -> Iterator[Frame]:
         place = frame.end
 
 
-def framed_from(file: BinaryIO, place: int, end: int) -> Iterator[int]:
-    """Where frames begin, by their lengths and how their blobs do. Checksums are not looked at."""
-    signs = _Signs(file, end)
-    while place + AROUND <= end:
+def framed_from(file: BinaryIO, place: int, end: int, budget: ScanBudget | None = None) -> Iterator[int]:
+    """Where frames begin, by their lengths and how their blobs do. Checksums are not looked at.
+
+    The budget is for what lies between frames.
+    """
+    budget = budget or ScanBudget()
+    signs = _Signs(file, end, budget)
+    while place + AROUND <= end and budget.left > 0:
         begin = os.pread(file.fileno(), SIGN_AT + len(SIGN), place)
         if begin.startswith(SIGN, SIGN_AT) and _is_framed(file, begin, place, end):
             yield place
@@ -170,14 +187,15 @@ def framed_from(file: BinaryIO, place: int, end: int) -> Iterator[int]:
 class _Signs:
     """Where blobs may begin, by how every blob does."""
 
-    def __init__(self, file: BinaryIO, end: int) -> None:
-        self._file, self._end = file, end
+    def __init__(self, file: BinaryIO, end: int, budget: ScanBudget) -> None:
+        self._file, self._end, self._budget = file, end, budget
         self._seen, self._seen_from = b"", 0
 
     def after(self, frame: int) -> int:
         """The first sign of a frame that begins behind this one; the end of the file where there is none."""
         place, much = frame + SIGN_AT + 1, _FIRST_LOOK
-        while place < self._end:
+        self._budget.spend(0, tried=1)
+        while place < self._end and self._budget.left > 0:
             at = self._seen.find(SIGN, place - self._seen_from) if place >= self._seen_from else -1
             if at >= 0:
                 return self._seen_from + at
@@ -186,6 +204,7 @@ class _Signs:
                 place = max(place, read_until - len(SIGN) + 1)
             self._seen = os.pread(self._file.fileno(), min(much, self._end - place), place)
             self._seen_from = place
+            self._budget.spend(len(self._seen))
             if len(self._seen) < len(SIGN):
                 break
             much = min(2 * much, _LARGEST_LOOK)
@@ -195,28 +214,29 @@ class _Signs:
 # Backwards ----------------------------------------------------------------------------------------------------------
 
 
-def frames_before(file: BinaryIO, end: int) -> Iterator[Frame]:
-    """The whole frames that end here or before, from the last on, whatever lies between them."""
-    spare = Spare(end)
-    while end > BEGIN:
-        frame = _frame_until(file, end, spare)
+def frames_before(file: BinaryIO, end: int, lowest: int = BEGIN) -> Iterator[Frame]:
+    """The whole frames that end here or before, from the last on, whatever lies between them. Nothing below the lowest
+    place is read."""
+    spare, budget = Spare(end - lowest), ScanBudget(_MOST_BACK)
+    while end > lowest:
+        frame = _frame_until(file, end, spare, lowest)
         if frame is None:
-            frame = _last_before(file, end, spare)
+            frame = _last_before(file, end, spare, lowest, budget)
         if frame is None:
             return
         yield frame
         end = frame.place
 
 
-def _frame_until(file: BinaryIO, end: int, spare: Spare) -> Frame | None:
+def _frame_until(file: BinaryIO, end: int, spare: Spare, lowest: int) -> Frame | None:
     """The frame that ends here."""
     place = end - AROUND - length_of(os.pread(file.fileno(), LENGTH, max(0, end - LENGTH)))
-    return read_frame(file, place, end, spare) if place >= BEGIN else None
+    return read_frame(file, place, end, spare) if place >= lowest else None
 
 
-def _last_before(file: BinaryIO, end: int, spare: Spare) -> Frame | None:
+def _last_before(file: BinaryIO, end: int, spare: Spare, lowest: int, budget: ScanBudget) -> Frame | None:
     """The last whole frame that ends before, as far as that is looked for."""
-    for place in _places_before(file, end, end, BEGIN):
+    for place in _places_before(file, end, end, lowest, budget):
         if spare.left <= 0:
             return None
         if (frame := read_frame(file, place, end, spare)) is not None:
@@ -224,24 +244,26 @@ def _last_before(file: BinaryIO, end: int, spare: Spare) -> Frame | None:
     return None
 
 
-def frame_before(file: BinaryIO, place: int, end: int, lowest: int = BEGIN) -> int | None:
+def frame_before(file: BinaryIO, place: int, end: int, lowest: int, budget: ScanBudget) -> int | None:
     """Where the last frame begins that begins here or before, wherever in the file this is; None where none does that
-    is near and not below the lowest place.
+    is near and not below the lowest place, or the budget is spent.
 
     Found by how every blob begins, so that nobody has to come along from the start. Its checksum is not looked at.
     """
-    return next((one for one in _places_before(file, place, end, lowest) if is_framed(file, one, end)), None)
+    return next((one for one in _places_before(file, place, end, lowest, budget) if is_framed(file, one, end)), None)
 
 
-def _places_before(file: BinaryIO, place: int, end: int, lowest: int) -> Iterator[int]:
+def _places_before(file: BinaryIO, place: int, end: int, lowest: int, budget: ScanBudget) -> Iterator[int]:
     """Where frames may begin, here or before, from the last on. Every byte is looked at once."""
     lowest = max(lowest, place - _FARTHEST_BACK) + SIGN_AT
     after, much = place + SIGN_AT + 1, _LOOK_BACK  # it begins before that
-    while after > lowest:
+    while after > lowest and budget.left > 0:
         first = max(lowest, after - much)
         seen = os.pread(file.fileno(), after - first + len(SIGN) - 1, first)
+        budget.spend(len(seen))
         at = len(seen)
-        while (at := seen.rfind(SIGN, 0, at)) >= 0:
+        while (at := seen.rfind(SIGN, 0, at)) >= 0 and budget.left > 0:
+            budget.spend(0, tried=1)
             yield first + at - SIGN_AT
             at += len(SIGN) - 1  # where one that begins before that ends at the latest
         after, much = first, min(2 * much, 1 << 22)

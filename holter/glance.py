@@ -1,4 +1,7 @@
-"""A run at a glance: what a list of runs shows. Reads only the ends of journals, so a thousand runs are no work."""
+"""A run at a glance: what a list of runs shows. Reads only the ends of journals, so a thousand runs are no work.
+
+However large the files of a run are, a glance reads a bounded part of them: other runs wait for it.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +13,24 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from holter.codec import read_words
-from holter.integrity import integrity_of
-from holter.journal import JournalReader, read_backwards, reserved_ending
+from holter.codec import HEADER_LENGTH, is_table, read_json, read_words
+from holter.frames import BEGIN, LENGTH, length_of
+from holter.integrity import Integrity, integrity_of
+from holter.journal import JournalReader, reserved_ending
+from holter.journal_parts import read_end
+from holter.record import Ending
 from holter.run import STALE_SECONDS, Run, list_runs
 
 _ENTRIES = 64  # how far back a loss is looked for
 _SAID = ("record", "problem", "ending")  # kinds of entries
 _MOST_BYTES = 512 << 20  # of journals that are looked through for damage: about two seconds
+_END_BYTES = 32 << 20  # of the journals of a run that are looked through for its last entries: 0.1 s
+_JOURNAL_BYTES = 1 << 20  # that any journal counts for: to open many takes time, too
+_SMALL, _FEW = 1 << 20, 32  # bytes of journals, and journals, that are all read where their ends say nothing: 0.1 s
+_MOST_WORDS = 4 << 20  # bytes of an entry's words, parsed in 0.1 s in which no other thread runs
+_MOST_RESERVED = 64 << 10  # bytes; the room for an ending has a thousand
+# run.json of 20,000 layers is parsed in 0.1 s. Of a larger one the beginning says what is needed here.
+_MOST_INFO, _INFO_HEAD = 4 << 20, 64 << 10
 _NOTHING: Mapping[str, Any] = {"kind": "nothing"}
 
 
@@ -53,40 +66,64 @@ def check_for_damage(glances: Sequence[Glance], most_bytes: int = _MOST_BYTES) -
                 left_out += 1
             else:
                 left -= one.size
-                one = replace(one, trouble=_joined(one.trouble, _damage_of(one.path)))
+                one = _with_damage(one)
         found.append(one)
     return found, left_out
 
 
-def _damage_of(path: Path) -> str:
-    readers = [JournalReader(journal) for journal in Run(path).own_journals]
+def _with_damage(seen: Glance) -> Glance:
     try:
-        for reader in readers:
-            reader.survey()
+        found = _surveyed(seen.path)
     except (OSError, ValueError) as error:
-        return str(error) or type(error).__name__
-    found = integrity_of(readers)
-    return found.words if found.severity else ""
+        return replace(seen, trouble=_joined(seen.trouble, str(error) or type(error).__name__))
+    if found.is_unreadable:
+        return replace(seen, state="unreadable", trouble=_joined(seen.trouble, found.sentence))
+    return replace(seen, trouble=_joined(seen.trouble, found.words if found.severity else ""))
+
+
+def _surveyed(path: Path) -> Integrity:
+    readers = [JournalReader(journal) for journal in Run(path).own_journals]
+    for reader in readers:
+        reader.survey()
+    return integrity_of(readers)
 
 
 def glance(run: Run) -> Glance:
     seen: dict[str, Any] = {"path": run.path}
     try:
         for look in (_described, _sized, _recorded):
-            seen.update(look(run))
+            found = look(run)
+            trouble = _joined(seen.get("trouble", ""), found.get("trouble", ""))
+            seen.update(found, trouble=trouble)
     except (OSError, ValueError, KeyError, TypeError) as error:
         seen["trouble"] = str(error) or type(error).__name__
     return Glance(**seen)
 
 
 def _described(run: Run) -> dict[str, Any]:
-    model, parameters = run.info.get("model"), run.info.get("parameters")
+    path = run.path / "run.json"
+    if path.is_file() and path.stat().st_size > _MOST_INFO:
+        run = Run(run.path)
+        run.info = _head_of(path)  # instead of reading all of it
+    info = run.info
+    model, parameters = info.get("model"), info.get("parameters")
     return {
         "created": run.created,
         "model": model if isinstance(model, str) else None,
         "parameters": parameters if isinstance(parameters, int) else None,
-        "trouble": "" if run.info else "run.json is missing or damaged",
+        "trouble": "" if info else "run.json is missing or damaged",
     }
+
+
+def _head_of(path: Path) -> Mapping[str, Any]:
+    """What run.json says before its layers."""
+    with path.open("rb", buffering=0) as file:
+        head, found, _ = file.read(_INFO_HEAD).partition(b'"layers"')
+    try:
+        info = read_json(f"{head.decode().rstrip().rstrip(',')}}}") if found else {}
+    except (ValueError, RecursionError):
+        return {}
+    return info if isinstance(info, dict) else {}
 
 
 def _sized(run: Run) -> dict[str, Any]:
@@ -99,12 +136,18 @@ def _recorded(run: Run) -> dict[str, Any]:
     mine = [path for rank, path in journals if rank == journals[0][0]]
     if not mine:
         return {"state": "empty", "steps": 0}
-    newest = _newest_first(mine[-1])
+    sizes = [path.stat().st_size for path in mine]
+    newest = _newest_first(mine[-1], _END_BYTES)
     last = next(newest, _NOTHING)
-    words = islice(chain([last], newest, *map(_newest_first, reversed(mine[:-1]))), _ENTRIES)
+    older = _older_entries(mine[:-1], sizes[:-1], _END_BYTES - max(sizes[-1], _JOURNAL_BYTES))
+    words = islice(chain([last], newest, older), _ENTRIES)
     said = next((one for one in words if one["kind"] in _SAID), None)
-    if said is None and run.state == "unreadable":
-        return {"state": "unreadable", "trouble": _joined(_described(run)["trouble"], run.integrity.sentence)}
+    if said is None and len(mine) <= _FEW and sum(sizes) <= _SMALL:
+        if run.state == "unreadable":
+            return {"state": "unreadable", "trouble": run.integrity.sentence}
+    elif said is None and last is _NOTHING:  # whether all is like that, the diagnosis says
+        trouble = f"nothing can be read in the last {_END_BYTES >> 20} MiB of its journals"
+        return {"state": _state(last, mine[-1]), "trouble": trouble}
     return {"state": _state(last, mine[-1]), **_progress(chain([said or last], words))}
 
 
@@ -112,17 +155,38 @@ def _joined(*troubles: str) -> str:
     return ". ".join(filter(None, troubles))
 
 
-def _newest_first(journal: Path) -> Iterator[Mapping[str, Any]]:
-    return map(read_words, read_backwards(journal))
+def _older_entries(journals: Sequence[Path], sizes: Sequence[int], left: int) -> Iterator[Mapping[str, Any]]:
+    """The last entries of journals, the newest first, from so many bytes of all together."""
+    for path, size in zip(reversed(journals), reversed(sizes), strict=True):
+        if left <= 0:
+            return
+        yield from _newest_first(path, left)
+        left -= max(size, _JOURNAL_BYTES)
+
+
+def _newest_first(journal: Path, most: int) -> Iterator[Mapping[str, Any]]:
+    return map(_words_of, read_end(journal, most))
+
+
+def _words_of(blob: bytes) -> Mapping[str, Any]:
+    if is_table(blob) or int.from_bytes(blob[:HEADER_LENGTH], "little") > _MOST_WORDS:
+        return {"kind": "layers"}  # or of a kind that no training writes: neither says how a run stands
+    return read_words(blob)
 
 
 def _state(last: Mapping[str, Any], journal: Path) -> str:
     """As `Run.state` says it: an ending is the last entry of its journal."""
     if last["kind"] == "ending":
         return str(last["state"])
-    if (ending := reserved_ending(journal)) is not None:
+    if (ending := _reserved_in(journal)) is not None:
         return ending.state
     return "running" if time.time() - journal.stat().st_mtime < STALE_SECONDS else "crashed"
+
+
+def _reserved_in(journal: Path) -> Ending | None:
+    with journal.open("rb", buffering=0) as file:
+        length = length_of(os.pread(file.fileno(), LENGTH, BEGIN))
+    return reserved_ending(journal) if length <= _MOST_RESERVED else None
 
 
 def _progress(words: Iterator[Mapping[str, Any]]) -> dict[str, Any]:

@@ -12,7 +12,8 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
@@ -24,9 +25,12 @@ from holter.frames import (
     BEGIN,
     HEAD,
     LENGTH,
+    Frame,
+    ScanBudget,
     file_number,
     frame_before,
     framed_from,
+    frames_before,
     is_framed,
     length_of,
     number_of,
@@ -40,7 +44,13 @@ _LAST_ONES = 8
 _AT_ONCE = 384 << 20  # bytes that are decoded in about a second
 _EACH = 64 << 10  # bytes that take as long as any entry does, however small it is
 _WALKED = 1024  # frames at the beginning of a long journal that are all looked at
+_WALKED_AT_MOST = 100_000  # frames of it, where there are tables farther on: about a second
 _STRETCH = 64 << 10  # bytes of it from which the largest frame is taken, at each place that is picked
+_SEARCHED = 256 << 20  # bytes in which the frames of a sample are looked for: about half a second
+_MOST_TABLES = 64  # that may stand between two records; there is one for each role
+_MOST_WORDS = 4 << 20  # bytes of an entry; those of 10,000 layers have a tenth of that
+_END_BYTES, _END_FRAMES = 32 << 20, 128  # of the end of a journal: the largest known record has a few million bytes
+_JUMBLED = 4  # frames at the end that are put in order
 # The first words of a record as the codec writes them: JSON within JSON.
 _RECORD = re.compile(
     rb'\{\\"kind\\": \\"record\\", \\"step\\": (-?\d+), \\"time\\": [^,]+, '
@@ -49,14 +59,53 @@ _RECORD = re.compile(
 _TABLE = re.compile(rb'\\"(?:layers|number)\\": (\d{1,18})')  # a record's reference to one, and its own number
 
 
+def read_end(path: Path, most: int = _END_BYTES) -> Iterator[bytes]:
+    """Yield the blobs of the last frames of a journal, the newest first, of at most so many bytes at its end.
+
+    As `journal.read_backwards`, and never more than that of any file: what is shown in a list must not wait for it.
+    """
+    with path.open("rb", buffering=0) as file:
+        number = file_number(file, path)
+        size = os.fstat(file.fileno()).st_size
+        frames = itertools.islice(frames_before(file, size, max(BEGIN, size - most)), _END_FRAMES)
+        seen = list(itertools.islice(frames, 1))
+        if seen and seen[0].file != number:  # of another journal: this one is what most are of
+            seen += frames
+            counts = Counter(frame.file for frame in seen)
+            number = max(counts, key=lambda one: (counts[one], one == number))
+        own = (frame for frame in itertools.chain(seen, frames) if frame.file == number)
+        before = math.inf
+        for frame in itertools.chain(_newest_first(itertools.islice(own, _JUMBLED)), own):
+            if frame.number < before:
+                before = frame.number
+                yield frame.blob
+
+
+def _newest_first(frames: Iterable[Frame]) -> list[Frame]:
+    return sorted(frames, key=attrgetter("number"), reverse=True)
+
+
+def read_beginning(path: Path, most: int) -> Iterator[Entry]:
+    """Yield the first entries of a journal, of at most so many frames."""
+    with path.open("rb") as file:
+        file_number(file, path)
+        end = os.fstat(file.fileno()).st_size
+        walk = _walk(file, end, HEAD + _KIND_WITHIN, ScanBudget(_END_BYTES))
+        tables, places = _sorted_out(itertools.islice(walk, most))
+        yield from _decoded(file, end, *_fitting(file, tables, places))
+
+
 def read_sample(path: Path, most: int) -> Iterator[Entry]:
     """Some entries from all over a long journal, in their order: of so many stretches the largest, which says most, and
-    the one after it, which may hold what was logged late of the same step; and the last ones."""
+    the one after it, which may hold what was logged late of the same step; and the last ones.
+
+    A second or two, whatever the file holds: fewer entries where they are large, or where it is hard to find them.
+    """
     with path.open("rb") as file:
         file_number(file, path)
         end = os.fstat(file.fileno()).st_size
         tables, places = _sampled(file, end, most)
-        yield from _decoded(file, end, tables, places)
+        yield from _decoded(file, end, *_fitting(file, tables, places))
 
 
 def _sampled(file: BinaryIO, end: int, most: int) -> tuple[list[int], list[int]]:
@@ -65,16 +114,16 @@ def _sampled(file: BinaryIO, end: int, most: int) -> tuple[list[int], list[int]]
     To walk along all of a long journal is to read it: systems read ahead. So only its beginning is walked along, where
     the tables are, and of the rest some frames are found from places that are spread over it.
     """
-    walk = _walk(file, end, HEAD + _KIND_WITHIN)
+    walk = _walk(file, end, HEAD + _KIND_WITHIN, ScanBudget(_SEARCHED))
     tables, places = _sorted_out(itertools.islice(walk, _WALKED))
     walked = _end_of(file, [*tables, *places])
     if walked >= end:
         return tables, sorted({*_telling(places, most), *places[-_LAST_ONES:]})
     of_beginning = max(1, most * walked // end)
-    picked = _picked(file, walked, end, most - of_beginning)
+    picked = _picked(file, walked, end, most - of_beginning, ScanBudget(_SEARCHED))
     if _tables_needed(file, picked) <= _tables_needed(file, tables):
         return tables, sorted({*_telling(places, of_beginning), *picked})
-    more_tables, more_places = _sorted_out(walk)  # there are tables farther on
+    more_tables, more_places = _sorted_out(itertools.islice(walk, _WALKED_AT_MOST))  # there are tables farther on
     tables, places = [*tables, *more_tables], [*places, *more_places]
     return tables, sorted({*_telling(places, most), *places[-_LAST_ONES:], *picked})
 
@@ -94,20 +143,54 @@ def _end_of(file: BinaryIO, places: list[int]) -> int:
     return BEGIN if last is None else last + AROUND + length_of(os.pread(file.fileno(), LENGTH, last))
 
 
-def _picked(file: BinaryIO, begin: int, end: int, most: int) -> set[int]:
-    """Frames at so many places, as far from each other; and the last ones."""
-    places: set[int] = set()
-    lowest = begin
-    for one in range(most):
-        place = begin + (end - begin) * one // most
-        found = frame_before(file, place, end, lowest)
-        if found is not None:
-            places.update(_largest_from(file, found, end))
-        lowest = place + 1
+def _picked(file: BinaryIO, begin: int, end: int, most: int, budget: ScanBudget) -> set[int]:
+    """Frames at so many places, as far from each other; and the last ones. Where the budget does not last, they are
+    from all over the file nevertheless."""
     lasts = [end]
-    while len(lasts) <= _LAST_ONES and (before := frame_before(file, lasts[-1] - 1, end)) is not None:
+    while len(lasts) <= _LAST_ONES:
+        before = frame_before(file, lasts[-1] - 1, end, BEGIN, budget)
+        if before is None:
+            break
         lasts.append(before)
-    return {*places, *lasts[1:]}
+    places: set[int] = set(lasts[1:])
+    wanted = [begin + (end - begin) * one // most for one in range(most)]
+    for one in _spread_out(most):
+        found = frame_before(file, wanted[one], end, wanted[one - 1] + 1 if one else begin, budget)
+        if found is not None:
+            budget.spend(_STRETCH, tried=1)
+            places.update(_largest_from(file, found, end))
+    return places
+
+
+def _spread_out(count: int) -> list[int]:
+    """
+    >>> _spread_out(6)
+    [0, 4, 2, 1, 5, 3]
+    """
+    bits = max(1, (count - 1).bit_length())
+    return sorted(range(count), key=lambda one: int(f"{one:0{bits}b}"[::-1], 2))
+
+
+def _fitting(file: BinaryIO, tables: Sequence[int], places: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Those of these frames that can be read at once: the first tables, and entries from all over with the last ones.
+    They stay in pairs, as they were picked."""
+    sizes = {place: length_of(os.pread(file.fileno(), LENGTH, place)) for place in (*tables, *places)}
+    stretch, chosen = 1, list(places)
+    while stretch < len(places) and sum(map(sizes.__getitem__, chosen)) > _AT_ONCE:
+        stretch *= 2
+        spread = (place for at, place in enumerate(places[:-_LAST_ONES]) if at // 2 % stretch == 0)
+        chosen = [*spread, *places[-_LAST_ONES:]]
+    return _up_to(_AT_ONCE, tables, sizes), _up_to(_AT_ONCE, chosen[::-1], sizes)[::-1]
+
+
+def _up_to(most: int, places: Iterable[int], sizes: Mapping[int, int]) -> list[int]:
+    """The first of these frames, without those that are too large for what is left of so many bytes."""
+    fitting = []
+    for place in places:
+        if sizes[place] <= most:
+            most -= sizes[place]
+            fitting.append(place)
+    return fitting
 
 
 def _largest_from(file: BinaryIO, place: int, end: int) -> list[int]:
@@ -122,7 +205,9 @@ def _largest_from(file: BinaryIO, place: int, end: int) -> list[int]:
         del sizes[begin]
     largest = max(sizes, key=sizes.__getitem__, default=0)
     following = place + largest + sizes.get(largest, 0)
-    while is_framed(file, following, end):
+    for _ in range(_MOST_TABLES):
+        if not is_framed(file, following, end):
+            break
         head = os.pread(file.fileno(), HEAD + _KIND_WITHIN, following)
         if not is_table(head):
             return [place + largest, following]
@@ -272,13 +357,14 @@ def _as_written(words: str) -> bytes:
 def _words(file: int, place: int, begin: bytes) -> bytes:
     """The beginning of a frame up to where its numbers come."""
     whole = HEAD + HEADER_LENGTH + int.from_bytes(begin[HEAD : HEAD + HEADER_LENGTH], "little")
-    return begin[:whole] if whole <= len(begin) else os.pread(file, min(whole, AROUND + length_of(begin)), place)
+    most = min(whole, AROUND + length_of(begin), _MOST_WORDS)
+    return begin[:whole] if whole <= len(begin) else os.pread(file, most, place)
 
 
-def _walk(file: BinaryIO, end: int, much: int) -> Iterator[tuple[int, bytes]]:
+def _walk(file: BinaryIO, end: int, much: int, budget: ScanBudget | None = None) -> Iterator[tuple[int, bytes]]:
     """Where frames begin, and so many bytes from there on. Where there is damage, behind it. Of what is whole nothing
     is checked but the lengths, and nothing else is read: mapped into memory, a long journal would count as ours."""
-    for place in framed_from(file, BEGIN, end):
+    for place in framed_from(file, BEGIN, end, budget):
         yield place, os.pread(file.fileno(), much, place)
 
 

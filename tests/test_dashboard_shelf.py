@@ -84,13 +84,13 @@ def test_a_journal_that_could_not_be_opened_is_read_when_it_can_be(
 ) -> None:
     """Although it has not changed since."""
 
-    def fails(path: Path) -> None:
+    def fails(path: Path, most: int) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
 
     write_run(tmp_path / "run", steps=4)
     shelf = Shelf(tmp_path)
     with monkeypatch.context() as trouble:
-        trouble.setattr(glance, "read_backwards", fails)
+        trouble.setattr(glance, "read_end", fails)
         assert "Input/output" in shelf.runs()["run"].glance.trouble
     assert not shelf.runs()["run"].glance.trouble and shelf.runs()["run"].glance.steps == 4
 

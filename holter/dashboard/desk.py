@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import anyio
 from anyio import to_thread
@@ -23,7 +24,12 @@ _CROWD, _MOMENT = 4, 0.5  # so many who wait for one run are content with what w
 _BODIES = 8  # answers of one run that are kept
 _BUCKETS = 400  # columns of a strip chart, and up to twice as many: what a screen shows
 _CELLS = 400_000  # of one of a large model: there are a dozen, in memory
+_LONG = 2.0  # seconds after which work keeps no thread from others any more
+_MOST_THREADS = 32
 _IDLE = 600.0  # seconds after which a run that nobody asked for is closed
+
+
+_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True)
@@ -83,9 +89,13 @@ class Open:
 
 
 class Desk:
+    """Work on a run is done in one of a few threads. What takes long there does not count among them after a while, so
+    that runs that take forever leave threads for the others."""
+
     def __init__(self, threads: int = 4) -> None:
         self._open: OrderedDict[str, Open] = OrderedDict()
-        self._limiter = anyio.CapacityLimiter(threads)
+        self._busy = anyio.CapacityLimiter(threads)
+        self._threads = anyio.CapacityLimiter(_MOST_THREADS)
 
     async def ask(self, listed: Listed, key: Hashable, make: Callable[[Follower], Any]) -> Body:
         """An answer about a run as it is now. ValueError and OSError where it cannot be read."""
@@ -95,17 +105,28 @@ class Desk:
         async with one.lock:
             if one.lock.statistics().tasks_waiting >= _CROWD and (recent := one.recent(key)) is not None:
                 return recent
-            return await to_thread.run_sync(_asked, one, listed, key, make, limiter=self._limiter)
+            return await self.in_thread(_asked, one, listed, key, make)
 
     async def read_on(self, listed: Listed) -> Open:
         """Reads what is new of a run, or more of a long one; for those who follow it."""
         one = self._take(listed)
         async with one.lock:
-            await to_thread.run_sync(one.catch_up, listed, limiter=self._limiter)
+            await self.in_thread(one.catch_up, listed)
         return one
 
-    async def in_thread(self, work: Callable[..., Any], *words: Any) -> Any:
-        return await to_thread.run_sync(work, *words, limiter=self._limiter)
+    async def in_thread(self, work: Callable[..., _Result], *words: Any) -> _Result:
+        place = object()
+        await self._busy.acquire_on_behalf_of(place)
+        too_long = asyncio.get_running_loop().call_later(_LONG, self._leave, place)
+        try:
+            return await to_thread.run_sync(work, *words, limiter=self._threads)
+        finally:
+            too_long.cancel()
+            self._leave(place)
+
+    def _leave(self, place: object) -> None:
+        if place in self._busy.statistics().borrowers:
+            self._busy.release_on_behalf_of(place)
 
     def tidy(self) -> None:
         """Closes what nobody has asked for in a while."""

@@ -23,6 +23,7 @@ _AGAIN = 2.0  # seconds between two examinations of a run that goes on, at least
 _REST = 4.0  # times as long as the last one took
 _DEATHS = 2  # of the worker over one run, until that is left alone
 _FAIR = 10.0  # seconds of the worker's that one run may take before it lets the others go first
+_LARGE = 1 << 30  # bytes of a run that takes longer than that
 # Seconds that one may take in all, and so many more for each byte: a run of a gigabyte takes a few minutes.
 _MOST, _MOST_PER_BYTE = 60.0, 2e-6
 _TROUBLED = 60.0  # seconds until a run that could not be read is tried again: that may be over
@@ -85,7 +86,8 @@ class Examinations:
         open, and would begin again and again. Of those, and of the others, what has waited longest."""
         is_watched = now - self._looked_at.get(run.id, float("-inf")) < _ATTENTION
         known = self.known.get(run.id)
-        is_long, is_begun = self._spent.get(run.id, 0.0) > _FAIR, known is not None and known.is_partial
+        is_long = self._spent.get(run.id, 0.0) > _FAIR or sum(size for _, size in run.extent) > _LARGE
+        is_begun = known is not None and known.is_partial
         return is_long, not is_watched, not is_begun, known.at if known is not None else 0.0
 
     def _is_due(self, run: Listed, now: float) -> bool:

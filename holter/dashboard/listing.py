@@ -47,10 +47,13 @@ def _line(listed: Listed, examination: Examination | None) -> dict[str, Any]:
     answered = examination.answer if examination else None
     verdict = examination.verdict if examination else None
     troubles = (seen.trouble, "" if seen.state == "unreadable" else _trouble(examination))
+    # That nothing at all can be read is not found out at a glance.
+    is_read = answered is not None and examination is not None and examination.extent == listed.extent
+    state = "unreadable" if is_read and answered and answered.state == "unreadable" else seen.state
     return {
         "id": listed.id,
         "name": listed.name,
-        "state": printable(seen.state[:_STATE]),
+        "state": printable(state[:_STATE]),
         "steps": seen.steps,
         "loss": seen.loss,
         "is_lost": seen.loss is not None and not math.isfinite(seen.loss),

@@ -11,18 +11,23 @@ import os
 import re
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
 from holter.glance import Glance, glance
-from holter.journal import JournalReader
+from holter.journal_parts import read_beginning
 from holter.record import Record
 from holter.run import STALE_SECONDS, Run
 from holter.words import printable
 
 _FRESH = 0.4  # seconds for which a list is not made again
+_PATIENCE = 3.0  # seconds that a list waits for runs that are read
+_READERS = 4  # threads that read them
+_SLOW = "it takes long to read"
+_FIRST_FRAMES = 32  # of a journal in which its first records stand: a table of layers for each role before them
 _DEEPEST = 3  # directories below the root
 _MOST_DIRECTORIES = 20_000
 _MOST_NAMES = 500_000  # of layers that are kept in mind for the search
@@ -63,19 +68,24 @@ def id_of(name: str) -> str:
 
 
 class Shelf:
-    """Safe for several threads: one looks, the others wait for what it saw."""
+    """Safe for several threads. No lock is held while a run is read: who asks for another does not wait for that."""
 
     def __init__(self, root: Path) -> None:
         self.root = Path(os.path.realpath(root))
-        self._lock = threading.Lock()
+        self._looking = threading.Lock()  # for the list: one looks, the others wait for what it saw
+        self._walking = threading.Lock()  # which runs there are is found out by one, too
+        self._lock = threading.Lock()  # what is known; held for moments
+        self._found: dict[str, tuple[_Found, int]] = {}
+        self._walked_at = self._looked_at = float("-inf")
         self._runs: dict[str, Listed] = {}
-        self._looked_at = float("-inf")
+        self._readers = ThreadPoolExecutor(_READERS, thread_name_prefix="holter-glance")
+        self._reading: dict[str, Future[Listed]] = {}
         self._layers: dict[str, tuple[Signature, tuple[str, ...]]] = {}
         self._tables: dict[tuple[str, ...], tuple[str, ...]] = {}  # runs of one model share one
 
     def runs(self) -> dict[str, Listed]:
-        """By id, the newest first."""
-        with self._lock:
+        """By id, the newest first. A run that takes long to read is listed as it was, until that is done."""
+        with self._looking:
             if time.monotonic() - self._looked_at > _FRESH:
                 self._look()
                 self._looked_at = time.monotonic()
@@ -88,16 +98,22 @@ class Shelf:
 
     def find(self, asked: str) -> Listed | None:
         """By id. A new run is found within moments: names that nobody has must not make anyone look at the disk."""
+        known = self._runs.get(asked)
+        if known is not None:
+            return known
+        found, depth = self._walk().get(asked, (None, 0))
+        if found is None or not _may_be_listed(found, depth):
+            return None
+        read = _read(found)
         with self._lock:
-            known = self._runs.get(asked)
-            if known is not None:
-                return known
-        return self.runs().get(asked)
+            if asked not in self._runs:
+                self._runs = {asked: read, **self._runs}
+        return read
 
     def look_again(self, listed: Listed) -> Listed:
         """How this one is now."""
         found = _look_at(listed.path, self.root).run
-        now = self._listed(found, listed) if found is not None else _emptied(listed)
+        now = _emptied(listed) if found is None else _as_it_was(found, listed) or _read(found)
         if now is not listed:
             with self._lock:
                 if listed.id in self._runs:
@@ -117,25 +133,40 @@ class Shelf:
                 self._tables, self._layers = {}, {}
         return names
 
+    def _walk(self) -> dict[str, tuple[_Found, int]]:
+        """What there is by now, by id, each with how deep it lies. None of it is read."""
+        with self._walking:
+            if time.monotonic() - self._walked_at > _FRESH:
+                self._found = {id_of(found.name): (found, depth) for found, depth in _walk(self.root)}
+                self._walked_at = time.monotonic()
+            return self._found
+
     def _look(self) -> None:
         before, within = self._runs, _by_directory(self._runs.values())
         listed: list[Listed] = []
-        for found, depth in _walk(self.root):
+        changed: dict[str, _Found] = {}
+        for run, (found, depth) in self._walk().items():
             kept = [_blocked(one, found.blocked) for one in within.get(found.path, ())] if found.blocked else []
+            same = _as_it_was(found, before[run]) if run in before else None
             if kept:
                 listed += kept
-            elif depth <= 1 or not (found.trouble or found.blocked):  # deeper, nothing says that it is a run
-                listed.append(self._listed(found, before.get(id_of(found.name))))
+            elif same is not None:
+                listed.append(same)
+            elif _may_be_listed(found, depth):
+                changed[run] = found
+        listed += self._read_all(changed, before)
         listed.sort(key=lambda one: one.glance.created or 0.0, reverse=True)
-        self._runs = {one.id: one for one in listed}
+        with self._lock:
+            self._runs = {one.id: one for one in listed}
 
-    def _listed(self, found: _Found, before: Listed | None) -> Listed:
-        if before is not None:
-            if found.blocked:
-                return _blocked(before, found.blocked)
-            if before.signature == found.signature and not _is_outdated(before):
-                return before
-        return Listed(id_of(found.name), printable(found.name), found.path, _glance(found), found.signature)
+    def _read_all(self, changed: Mapping[str, _Found], before: Mapping[str, Listed]) -> Iterator[Listed]:
+        """These runs, read now. One that takes long is as it was before, and waited for once only."""
+        fresh = {run: self._readers.submit(_read, found) for run, found in changed.items() if run not in self._reading}
+        self._reading.update(fresh)
+        wait(fresh.values(), timeout=_PATIENCE)
+        for run, found in changed.items():
+            yield self._reading[run].result() if self._reading[run].done() else _being_read(found, before.get(run))
+        self._reading = {run: reading for run, reading in self._reading.items() if not reading.done()}
 
 
 @dataclass(frozen=True)
@@ -167,6 +198,29 @@ def _by_directory(runs: Iterable[Listed]) -> dict[Path, list[Listed]]:
         for path in (run.path, *run.path.parents) if run.signature else ():
             found.setdefault(path, []).append(run)
     return found
+
+
+def _may_be_listed(found: _Found, depth: int) -> bool:
+    """Deeper, nothing says of what cannot be looked into that it is a run."""
+    return depth <= 1 or not (found.trouble or found.blocked)
+
+
+def _as_it_was(found: _Found, before: Listed) -> Listed | None:
+    """None where it has to be read again."""
+    if found.blocked:
+        return _blocked(before, found.blocked)
+    return before if before.signature == found.signature and not _is_outdated(before) else None
+
+
+def _read(found: _Found) -> Listed:
+    return Listed(id_of(found.name), printable(found.name), found.path, _glance(found), found.signature)
+
+
+def _being_read(found: _Found, before: Listed | None) -> Listed:
+    if before is not None:
+        return _blocked(before, _SLOW)
+    unknown = Glance(found.path, state="unknown")
+    return Listed(id_of(found.name), printable(found.name), found.path, unknown, found.signature, _SLOW)
 
 
 def _emptied(listed: Listed) -> Listed:
@@ -255,7 +309,7 @@ def _layers_of(listed: Listed) -> tuple[str, ...]:
     found = dict.fromkeys(name for name in names if isinstance(name, str))
     try:
         for journal in run.own_journals[:1]:
-            for entry in islice(JournalReader(journal).read(), 3):
+            for entry in islice(read_beginning(journal, _FIRST_FRAMES), 3):
                 if isinstance(entry, Record):
                     found.update(dict.fromkeys(name for rows in entry.rows.values() for name in rows.layers))
     except (OSError, ValueError):  # what is wrong with the run stands in the list
