@@ -143,3 +143,89 @@ def test_inputs_that_are_not_normalised_are_not_blamed_on_the_initialisation() -
     assert alarms(Training(Patches(), batch)) == []
     found = alarms(Training(Patches(), lambda step: (100 + 60 * batch(step)[0], batch(step)[1])))
     assert found[0][0] == "input-scale"
+
+
+class Siren(nn.Module):
+    """Small weights, and a factor and a sine between the modules that make up for them."""
+
+    def __init__(self, factor: float = 30.0) -> None:
+        super().__init__()
+        self.layers, self.head = nn.ModuleList(nn.Linear(n, 64) for n in (20, 64, 64)), nn.Linear(64, CLASSES)
+        self.factor = factor
+        for layer in self.layers:
+            bound = (6 / layer.in_features) ** 0.5 / 30
+            nn.init.uniform_(layer.weight, -bound, bound)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = torch.sin(self.factor * layer(x))
+        return self.head(x)
+
+
+class Generator(nn.Module):
+    """Makes the weights of a layer, between the input and the output: no example goes through it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.code = nn.Parameter(torch.randn(8))
+        self.body, self.made, self.head = nn.Linear(8, 32), nn.Linear(32, 20 * 32), nn.Linear(32, CLASSES)
+        nn.init.normal_(self.made.weight, std=0.01)
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.made(torch.relu(self.body(self.code))).view(20, 32)
+        return self.head(torch.tanh(x @ (weight + 0.2)))
+
+
+class Headed(nn.Module):
+    """A small model as in BERT, with norms, and layers without one before its output."""
+
+    def __init__(self, width: int = 64, gain: float = 1.0) -> None:
+        super().__init__()
+        self.stem = nn.Linear(20, width)
+        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(6))
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(7))
+        self.mlp = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU())
+        self.head = nn.Linear(width, CLASSES)
+        for layer in self.modules():
+            if isinstance(layer, nn.Linear):
+                nn.init.normal_(layer.weight, std=0.02)
+                nn.init.zeros_(layer.bias)
+        for norm in self.norms:
+            nn.init.constant_(norm.weight, gain)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norms[6](self.stem(x))
+        for layer, norm in zip(self.layers, self.norms, strict=False):
+            y = norm(y + F.gelu(layer(y)))
+        return self.head(self.mlp(y))
+
+
+def small(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> list[tuple[str, str, str | None]]:
+    """What is said of weights that start too small."""
+    found = Training(model, vectors(), optimizer=optimizer, steps=45).findings(budget=None)
+    return [(one.severity, one.cause, one.layer) for one in found if one.cause == "init-too-small"]
+
+
+@pytest.mark.parametrize("model", [Siren, Generator])
+def test_what_makes_up_for_small_weights_may_be_no_module(model: type[nn.Module]) -> None:
+    assert small(model()) == []
+
+
+def test_small_weights_for_which_nothing_makes_up_are_named() -> None:
+    assert small(Siren(factor=1.0)) == [("warning", "init-too-small", "layers.0.weight")]
+
+
+def test_a_small_head_behind_norms_is_a_note_if_the_loss_falls() -> None:
+    model = Headed()
+    assert small(model, torch.optim.AdamW(model.parameters(), 3e-3)) == [("info", "init-too-small", "mlp.0.weight")]
+
+
+def test_it_is_named_if_the_loss_stands_still() -> None:
+    model = Headed()
+    assert small(model, torch.optim.SGD(model.parameters(), 1e-2)) == [("warning", "init-too-small", "mlp.0.weight")]
+
+
+def test_norms_that_make_a_signal_small_do_not_make_up_for_it() -> None:
+    model = Headed(gain=0.02)
+    found = small(model, torch.optim.AdamW(model.parameters(), 3e-3))
+    assert found == [("warning", "init-too-small", "stem.weight")]

@@ -15,6 +15,7 @@ import numpy as np
 from holter.diagnosis.anatomy import PASSES, channels_read, fan_in, hidden_matrices, output_matrix, owner, units
 from holter.diagnosis.causes.batches import inputs_are_large
 from holter.diagnosis.chart import Chart, until_news
+from holter.diagnosis.evidence import rate_of, stands_still
 from holter.diagnosis.suspicion import Case, Kind, Suspicion
 from holter.series import Floats, logs, median, overall_median
 from holter.words import number, times
@@ -164,17 +165,15 @@ def _first_loss(chart: Chart, output: str | None, spread: float | None) -> dict[
 
 
 def _too_small(chart: Chart, start: _Start, small: list[int]) -> Iterator[Suspicion]:
-    if inputs_are_large(chart):  # next to which anything is small
+    is_known = np.isfinite(start.sizes[0]) and start.gains[0] > 0
+    if inputs_are_large(chart) or not is_known:  # next to large inputs anything is small
         return
-    size, spread = _first_look(chart, "rms"), _first_look(chart, "spread")
-    before = _before_output(chart, list(size))
-    if before is None or not np.isfinite(start.sizes[0]) or start.gains[0] <= 0 or before not in spread:
-        return
-    # What differs between examples, not what a bias adds to all of them.
-    left = size[before] * math.sqrt(max(spread[before], 0.0)) * float(start.gains[0] / start.sizes[0])
+    left = _reaches_output(chart) * float(start.gains[0] / start.sizes[0])
     if not left < _FADED:
         return
-    place = small[0]
+    after = _after_norms(chart, start, small)
+    is_mended = 2 * len(after) < len(small)
+    place = after[0] if is_mended and after else small[0]
     name, gain = start.names[place], float(start.gains[place])
     yield Suspicion(
         "init-too-small",
@@ -183,7 +182,7 @@ def _too_small(chart: Chart, start: _Start, small: list[int]) -> Iterator[Suspic
         0.9 if left < 0.4 * _FADED else 0.75,
         Kind.FACT,
         name,
-        "warning",
+        "info" if is_mended and not _costs_steps(chart) else "warning",
         {"gain": gain, "layers": len(small), "signal_left": left},
         f"{name} starts at {times(gain)} what keeps a signal its size, and {times(left)} of the input's spread reaches "
         f"the last layer: call holter.init_weights(model) before training, or scale it up to a standard deviation of "
@@ -192,12 +191,36 @@ def _too_small(chart: Chart, start: _Start, small: list[int]) -> Iterator[Suspic
     )
 
 
-def _before_output(chart: Chart, rows: list[str]) -> str | None:
-    """The module that finished just before the output layer."""
+def _reaches_output(chart: Chart) -> float:
+    """Return the rms of what differs between examples in what the output layer reads: that of the module that finished
+    before; or, behind a function that is no module (a sine) or another branch, that of the output divided by its gain.
+    The larger one counts. NaN if neither is known."""
+    size, spread = _first_look(chart, "rms"), _first_look(chart, "spread")
     output = output_matrix(chart)
     module = owner(output) if output is not None else ""
-    place = rows.index(module) if module in rows else -1
-    return rows[place - 1] if place > 0 else None
+    varied = {name: size[name] * math.sqrt(max(spread.get(name, math.nan), 0.0)) for name in size}
+    place = list(size).index(module) if module in size else 0
+    if output is None or not place or chart.part(output) == "embedding":
+        return math.nan
+    before = list(varied.values())[place - 1]
+    rms = chart.table("weight", "rms")
+    gain = rms.opening[0, rms.names.index(output)] * math.sqrt(fan_in(chart, output)) if output in rms.names else 0.0
+    return max(before, varied[module] / float(gain)) if gain > 0 else before
+
+
+def _after_norms(chart: Chart, start: _Start, small: list[int]) -> list[int]:
+    """Return those of these weights that run after the last norm that gives a signal its size back."""
+    size, end = _first_look(chart, "rms"), len(chart.depth)
+    norms = [name for name in chart.parameters if chart.part(name) == "norm" and size.get(owner(name), 0) > _SMALLER]
+    last = max((chart.depth.get(name, -1) for name in norms), default=-1)
+    return [place for place in small if chart.depth.get(start.names[place], end) > last]
+
+
+def _costs_steps(chart: Chart) -> bool:
+    """Return whether the loss still stands still at the last step at which the start is judged, after any warm-up."""
+    rates = rate_of(chart)[1][: _ASKED[-1]]
+    is_warm = not len(rates) or int(rates.argmax()) < len(rates) / 2
+    return is_warm and stands_still(chart, _ASKED[-1])
 
 
 # Units that are all the same --------------------------------------------------------------------------------------
@@ -305,8 +328,10 @@ def vanishing(case: Case) -> Iterator[Suspicion]:
     drop, factor = min(first[0], now[0]), 10 ** (min(first[0], now[0]) / (len(places) - 1))
     if not (drop >= 1.3 and factor >= 1.8) and not drop >= 3:
         return
-    if drop < 2 and not _stands_still(chart):
+    still = stands_still(chart, _STEPS)
+    if drop < 2 and not still:
         return
+    is_enough = not still and chart.has_column("loss")  # what reaches the first layers, as far as is known yet
     name = norms.names[places[0]]
     saturated = [share for share in _first_look(chart, "saturated").values() if share >= 0.5]
     flat = [share for share in _first_look(chart, "spread").values() if share < 0.1]
@@ -315,22 +340,16 @@ def vanishing(case: Case) -> Iterator[Suspicion]:
         "vanishing-gradient",
         "layer",
         chart.first_step,
-        0.7 + sure,
+        0.6 if is_enough else 0.7 + sure,
         Kind.PATTERN,
         name,
-        "warning" if drop < 3 else "critical",
+        "info" if is_enough else "warning" if drop < 3 else "critical",
         {"factor_per_layer": factor, "drop": 10**drop, "layers": len(places), "flat": len(flat)},
         f"The gradient shrinks {factor:.2g}-fold with every layer towards the input: {name} gets {times(10**-drop)} of "
         f"what the last one gets. Call holter.replace_activations(model, (nn.Sigmoid, nn.Tanh)) for GELU in their "
         f"place, put a LayerNorm between the layers, or add a skip around every two of them.",
         "It worked if the norms of the first and of the last hidden layer are within a factor of ten.",
     )
-
-
-def _stands_still(chart: Chart) -> bool:
-    """Whether the loss has hardly come down in its first steps: else what reaches the first layers is enough."""
-    losses = chart.opening("loss")[1]
-    return len(losses) >= _STEPS and bool(overall_median(losses[-5:]) > 0.95 * overall_median(losses[:5]))
 
 
 @until_news
