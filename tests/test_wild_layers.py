@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -103,6 +104,19 @@ def shrinking() -> nn.Sequential:
     return nn.Sequential(*parts, nn.Linear(16, 1))
 
 
+def deep(layers: int = 8) -> nn.Sequential:
+    """As torch initialises it: the first layer gets a hundredth of the gradient of the last, or less."""
+    parts: list[nn.Module] = [nn.Linear(INPUTS, 32), nn.SiLU()]
+    for _ in range(layers):
+        parts += [nn.Linear(32, 32), nn.SiLU()]
+    return nn.Sequential(*parts, nn.Linear(32, CLASSES))
+
+
+def adaptive(model: nn.Module, rate: float = 3e-3) -> Training:
+    optimizer = torch.optim.Adam(model.parameters(), rate)
+    return Training(model, vectors(noise=0.5), optimizer=optimizer, steps=70)
+
+
 def easy(step: int) -> tuple[Tensor, Tensor]:
     x, _ = numbers(16)(step)
     return x, 1 + 0.01 * x[:, :1]
@@ -116,12 +130,98 @@ def slow(model: nn.Module) -> Training:
     return Training(model, line, mean_square, torch.optim.SGD(model.parameters(), 0.1))
 
 
+class Surrogate(torch.autograd.Function):
+    """A step, with the slope of a smooth one."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return (x > 0).float()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return gradients[0] / (1 + 5 * x.abs()) ** 2
+
+
+class Leaky(nn.Module):
+    """Charges up over several calls and puts out a spike: at the first call hardly any unit does."""
+
+    def forward(self, x: Tensor, charge: Tensor) -> tuple[Tensor, Tensor]:
+        charge = 0.9 * charge + x
+        spikes: Tensor = Surrogate.apply(charge - 1)
+        return spikes, charge - spikes.detach()
+
+
+class Spiking(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.leaky, self.head = nn.Linear(INPUTS, 64), Leaky(), nn.Linear(64, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        current, charge = self.first(0.3 * x), torch.zeros(len(x), 64)
+        total = torch.zeros(())
+        for _ in range(15):
+            spikes, charge = self.leaky(current, charge)
+            total = total + spikes
+        return self.head(total / 5)
+
+
+class Resized(nn.Module):
+    def forward(self, table: Tensor) -> Tensor:
+        return F.interpolate(table, 8)
+
+
+class Placed(nn.Module):
+    """Positions start at zero, and a module without weights puts them out right after the first layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.resize, self.head = nn.Linear(INPUTS, 8), Resized(), nn.Linear(8, CLASSES)
+        self.places = nn.Parameter(torch.zeros(1, 1, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.relu(self.stem(x)) + self.resize(self.places)[:, 0])
+
+
+class Product(nn.Module):
+    def forward(self, x: Tensor, weight: Tensor) -> Tensor:
+        return x @ weight
+
+
+class Generated(nn.Module):
+    """Weights that start at zero are those of a module, and are used by one within it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.product = nn.Parameter(torch.zeros(32, 16)), Product()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.product(x, self.weight)
+
+
+class Mixed(nn.Module):
+    """Nothing has a gradient in the first step but the weights that are zero, and the output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.mixed, self.head = nn.Linear(INPUTS, 32), Generated(), nn.Linear(16, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.mixed(torch.tanh(self.stem(x))))
+
+
 HEALTHY: dict[str, Callable[[], Training]] = {
+    "spikes at the last of many calls": lambda: Training(Spiking(), vectors(), steps=120),
+    "positions of zero": lambda: Training(Placed(), vectors()),
+    "a product with weights of zero": lambda: Training(Mixed(), vectors()),
     "one number in, two layers without a bend": lambda: Training(scalar_net(), numbers(), mean_square),
     "one channel in": lambda: Training(
         nn.Sequential(nn.Conv1d(1, 16, 1), Spectral(), nn.Conv1d(16, 1, 1)), curves, mean_square
     ),
     "a gradient that shrinks, and a loss that falls": lambda: Training(shrinking(), easy, mean_square, steps=70),
+    "a gradient that shrinks a hundredfold, under Adam": lambda: adaptive(deep()),
+    "ten thousandfold": lambda: adaptive(deep(12), 1e-2),
     "two labels": lambda: Training(Conditioned(), vectors()),
     "a factor of zero": lambda: slow(Scaled()),
     "state-space": lambda: Training(Mamba(), sentences(4), steps=15),
@@ -149,6 +249,22 @@ def enlarged(model: nn.Module, factor: float) -> nn.Module:
             if "proj.weight" in name:
                 parameter.mul_(factor)
     return model
+
+
+class Repeated(nn.Module):
+    """One layer that is called many times."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.cell, self.act = nn.Linear(INPUTS, 32), nn.Linear(32, 32), nn.ReLU()
+        self.head = nn.Linear(32, CLASSES)
+        nn.init.constant_(self.cell.bias, -50.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        state = stem = torch.tanh(self.stem(x))
+        for _ in range(5):
+            state = stem + self.act(self.cell(state))
+        return self.head(state)
 
 
 class Handwritten(nn.Module):
@@ -184,6 +300,12 @@ FAULTS: dict[str, tuple[Callable[[], Training], str, str]] = {
         "layers.0.in_proj.weight",
     ),
     "large weights without a module": (lambda: Training(Handwritten(), vectors()), "init-too-large", "w1"),
+    "a gradient that shrinks, and a loss that stands still": (
+        lambda: adaptive(deep(), 1e-6),
+        "vanishing-gradient",
+        "0.weight",
+    ),
+    "units that are dead at every call": (lambda: Training(Repeated(), vectors()), "dead-relu", "cell"),
     "dead channels behind a depthwise filter": (dying, "dead-relu", "19"),
 }
 

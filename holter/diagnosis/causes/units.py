@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from holter.diagnosis.anatomy import ROOT, began, is_upstream, is_within, output_matrix, owner
+from holter.diagnosis.anatomy import ROOT, began, elements, is_upstream, is_within, output_matrix, owner
 from holter.diagnosis.chart import Chart, last_of, until_news
 from holter.diagnosis.evidence import most_zeros, moved_far
 from holter.diagnosis.suspicion import Case, Kind, Suspicion
-from holter.series import Flags, Floats, Series, logs, median, overall_median
+from holter.series import Flags, Floats, Series, known_median, logs, median, overall_median
 from holter.words import number, share
 
 # A small batch leaves many a healthy unit at zero: one look must show more than looks that agree on the units.
@@ -18,6 +18,8 @@ _DEAD_AT_ONCE, _DEAD_LASTING, _ALL = 0.9, 0.65, 0.95
 _VARIES, _LOOKS = 0.2, 5  # of the values of units that are not dead, that are zero where examples differ; at looks
 _RISES = ("loss", "gradient_norm", "gradient/norm", "update/ratio", "batch/std", "batch/abs_max")  # what may kill
 _STEPS = 8  # for which the gradient of a bias must have been zero for so many units
+_UNITS = 4  # values: with fewer, a share of zeros says little of the units of a layer
+_PASSED = 0.5  # of the units called dead: with fewer zeros than that in their gradient, they do learn
 _COME_DOWN = 0.3  # of the loss when they died
 _SATURATED, _MOSTLY = 0.8, 0.5
 _TAUGHT = 0.25  # of the gradient before
@@ -63,9 +65,40 @@ def _dead_at_look(case: Case) -> Suspicion | None:
         is_known = now[place] >= _ALL or varies[place]
         if is_most and is_known and dead.names[place] not in on_purpose:
             layer = _layer_before(chart, dead.names, place)
+            if _has_gradient(chart, layer, int(dead.steps[-1]), float(now[place])) is not False:
+                continue
             since = _since(case, dead, place, dead.values[:, place] >= _DEAD_LASTING, layer)
             return _dead(case, layer, dead.names[place], float(now[place]), since)
     return None
+
+
+def _has_gradient(chart: Chart, layer: str, look: int, part: float) -> bool | None:
+    """Return whether the units of a layer learn, though this part of them was zero at a look; None: not known yet.
+
+    A unit that is zero for every example gives its weights no gradient. Zeros of units that learn are those of the
+    first of many calls (a spiking network), of a function with a slope at zero, or of what this layer does not feed.
+    The first step does not tell: behind a factor that starts at zero no layer has a gradient there.
+    """
+    zeros = chart.table("gradient", "zero_share")
+    places = _of_units(chart, zeros.names, layer)
+    if not places:
+        return False
+    values = zeros.since(max(look, chart.first_step + 1))[-_STEPS:, places]
+    if not len(values):
+        return None
+    shares = np.fmax.reduce(values, axis=1)
+    return bool(known_median(shares) < _PASSED * part)
+
+
+def _of_units(chart: Chart, names: Sequence[str], layer: str) -> list[int]:
+    """Return the places of the parameters with a line for each unit of a layer: vectors, or matrices without them.
+
+    Of a module with no layer before it, whose weights are not known, those of the modules that hold it.
+    """
+    held = {owner(name) for name in chart.parameters}
+    owners = {layer} if layer in held else {name for name in held if is_within(layer, name)}
+    own = [place for place, name in enumerate(names) if owner(name) in owners and elements(chart, [name]) >= _UNITS]
+    return [place for place in own if len(chart.shape(names[place])) == 1] or own
 
 
 def _zero_on_purpose(chart: Chart, dead: Series, step: int) -> set[str]:
