@@ -276,3 +276,69 @@ def test_a_step_below_what_the_format_can_represent_is_not_lost_in_writing(adapt
     optimizer = torch.optim.Adam(model.parameters(), 1e-3) if adaptive else torch.optim.SGD(model.parameters(), 0.1)
     training = Training(model, vectors(), optimizer=optimizer)
     assert "weight-not-written" not in [cause for cause, _ in alarms(training, budget=None)]
+
+
+class Tapped(nn.Module):
+    """Reads what comes in front of the last module of a line, which runs all the same."""
+
+    def __init__(self, line: nn.Sequential) -> None:
+        super().__init__()
+        self.line, self.head = line, nn.Linear(32, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        seen: list[Tensor] = []
+        handle = self.line[-2].register_forward_hook(lambda module, args, output: seen.append(output))
+        self.line(x)
+        handle.remove()
+        return self.head(seen[0])
+
+
+class Branch(nn.Module):
+    def __init__(self, cut: bool = False) -> None:
+        super().__init__()
+        self.attend, self.feed, self.cut = nn.Linear(32, 32), nn.Linear(32, 32), cut
+
+    def forward(self, x: Tensor) -> Tensor:
+        attended = torch.tanh(self.attend(x))
+        x = x + (attended.detach() if self.cut else attended)
+        return x + torch.relu(self.feed(x))
+
+
+def stem_and(*parts: nn.Module) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(INPUTS, 32), nn.ReLU(), *parts)
+
+
+@pytest.mark.parametrize(
+    ("line", "layer"),
+    [
+        (lambda: stem_and(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 10)), "line.4"),
+        (lambda: stem_and(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 32)), "line.4"),
+        (lambda: stem_and(Branch(), Branch(), Branch()), "line.4"),
+    ],
+)
+def test_the_end_of_a_line_of_which_less_is_used_is_noted(line: Callable[[], nn.Sequential], layer: str) -> None:
+    found = Training(Tapped(line()), vectors()).findings()
+    assert [(one.cause, one.severity, one.layer) for one in found] == [("graph-detached", "info", layer)]
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_a_branch_that_is_cut_off_in_any_block_is_named(place: int) -> None:
+    parts = [Branch(cut=place == number) for number in range(3)]
+    model = nn.Sequential(stem_and(*parts), nn.Linear(32, CLASSES))
+    assert alarms(Training(model, vectors())) == [("graph-detached", f"0.{place + 2}.attend")]
+
+
+class Heads(nn.Module):
+    """The second of two like heads is detached."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.heads = nn.Linear(INPUTS, 32), nn.ModuleList(nn.Linear(32, CLASSES) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        features = torch.relu(self.stem(x))
+        return self.heads[0](features) + self.heads[1](features).detach()
+
+
+def test_a_head_that_is_cut_off_beside_another_is_named() -> None:
+    assert alarms(Training(Heads(), vectors())) == [("graph-detached", "heads.1")]

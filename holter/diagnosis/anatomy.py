@@ -87,6 +87,21 @@ def holds_others(chart: Chart, module: str) -> bool:
     return any(is_within(name, module) and owner(name) != module for name in chart.parameters)
 
 
+def ends_a_line(name: str, others: Collection[str]) -> bool:
+    """Return whether the parameter lies in a numbered module that follows all those of its line with one of the others.
+
+    >>> learning = ("blocks.0.up.weight", "blocks.1.up.weight", "head.weight")
+    >>> ends_a_line("blocks.2.up.weight", learning), ends_a_line("blocks.1.gate.weight", learning)
+    (True, False)
+    """
+    for found in re.finditer(r"(?<![^.])\d+(?=\.)", name):
+        line = re.compile(re.escape(name[: found.start()]) + r"(\d+)\.")
+        numbers = [int(match[1]) for other in others if (match := line.match(other))]
+        if numbers and max(numbers) < int(found[0]):
+            return True
+    return False
+
+
 def elements(chart: Chart, names: Iterable[str]) -> int:
     return sum(math.prod(chart.shape(name)) for name in names)
 
@@ -118,7 +133,8 @@ def is_multiplied(chart: Chart, parameter: str) -> bool:
     """
     kind = chart.module(parameter)
     is_map = not kind or any(word in kind for word in PASSES)
-    return is_map or _A_WEIGHT.search(parameter.rpartition(".")[2]) is not None
+    own = parameter.rpartition(".")[2]
+    return is_map or (_A_WEIGHT.search(own) is not None and not own.endswith("bias"))
 
 
 @until_news

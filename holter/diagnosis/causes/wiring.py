@@ -10,6 +10,7 @@ import numpy as np
 from holter.diagnosis.anatomy import (
     did_run,
     elements,
+    ends_a_line,
     first_in_depth,
     holder,
     holds_others,
@@ -273,8 +274,8 @@ def _are_chosen(chart: Chart, layers: Sequence[str]) -> bool:
 
 
 def _cut_off(chart: Chart, layers: Sequence[str], learning: Sequence[str]) -> Iterator[Suspicion]:
-    """Layers that run and are held, but have no gradient. An expert without work does not run; a head whose output
-    nobody uses stands alone and is a note, where of a branch that is cut off the same part learns in other blocks."""
+    """Layers that run and are held, but have no gradient. An expert without work does not run; a head or a last block
+    whose output nobody uses is a note, where of a branch that is cut off the same part learns in other blocks."""
     flags = chart.table("weight", "has_gradient")
     known = dict(zip(flags.names, flags.values[-1].tolist(), strict=True)) if len(flags) else {}
     # One that has a gradient, of an optimizer that does not step, is cut off from nothing.
@@ -287,8 +288,9 @@ def _cut_off(chart: Chart, layers: Sequence[str], learning: Sequence[str]) -> It
         upstream = [name for name in ran if is_upstream(chart, [name], learning)]
         yield _detached(chart, upstream, chart.first_step, 0.9)
         return
-    kinds = {kind_of(name) for name in learning}
-    alike = [name for name in ran if kind_of(name) in kinds]
+    makes = {(kind_of(name), chart.shape(name)) for name in learning}
+    inner = [name for name in ran if chart.part(name) == "output" or not ends_a_line(name, learning)]
+    alike = [name for name in inner if (kind_of(name), chart.shape(name)) in makes]
     if alike:
         yield _detached(chart, alike, chart.first_step, 0.7)
     elif unused := [name for name in ran if "pooler" not in name]:  # many a model has one, asked for or not
