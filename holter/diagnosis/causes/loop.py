@@ -12,6 +12,8 @@ from holter.diagnosis.evidence import data_is_usual, rate_is_flat, typical_now, 
 from holter.diagnosis.suspicion import Case, Kind, Suspicion
 from holter.series import Floats, Integers, Series, known_median, median, overall_median
 
+_GROWN = 2.5  # times the usual norm: more than a gradient grows by that its own steps make larger
+_PINNED = 1e-3  # of its size that a norm varies by where a clip cuts it to the same one at every step
 _FAR_GROWN = 5.0  # times the usual norm: what is kept shows in it, and not only in that gradients agree
 _RISEN = 0.5  # of what the loss had gained: where it gives that back, gradients that are kept do harm
 _LEVEL = 8  # losses that stand for a level
@@ -39,11 +41,7 @@ def not_cleared(case: Case) -> Iterator[Suspicion]:
     before = norms[at < agree_since][-10:]
     usual = overall_median(before) if len(before) >= 3 else float(norms[at >= agree_since][0])
     recent = overall_median(norms[-3:])
-    if not usual > 0:
-        return
-    is_pinned = len(norms) >= 20 and len(cosines) >= 3 and bool(np.ptp(norms[-20:]) < 1e-3 * recent)
-    is_known = _batches_differ(chart) and (is_pinned or _lead_nowhere(chart, cosines))
-    if (not recent > 2.5 * usual and not is_known) or _falls_for_ever(case):
+    if not usual > 0 or not (recent > _GROWN * usual or _agree_too_well(chart, cosines)) or _falls_for_ever(case):
         return
     # Of t gradients that have nothing in common the sum still agrees with the one before as sqrt(1 - 1 / t).
     if not cosines[-1] > 1 - 0.75 / max(int(steps[-1]) - agree_since, 4):
@@ -57,9 +55,8 @@ def not_cleared(case: Case) -> Iterator[Suspicion]:
         Kind.FACT if has_grown else Kind.PATTERN,
         severity="critical" if does_harm else "warning",
         evidence={"cosine": float(cosines[-1]), "norm_growth": recent / usual},
-        advice="Each step's gradient still holds those of the steps before (they agree to "
-        f"{cosines[-1]:.2f}, and have grown {recent / usual:.1f}-fold): call optimizer.zero_grad() "
-        f"before each backward().",
+        advice=f"Each step's gradient still holds those of the steps before (they agree to {cosines[-1]:.2f}, and have "
+        f"grown {recent / usual:.1f}-fold): call optimizer.zero_grad() before each backward().",
         check="It worked if the cosine of successive gradients falls to near 0 and the norm stops growing.",
     )
     yield found
@@ -81,6 +78,13 @@ def _are_kept(chart: Chart) -> bool:
     """Whether the last gradients lie in the tensors of those before: those that were let go of hold nothing of them."""
     kept = chart.scalar("gradients_kept")
     return len(kept) >= 2 and bool(kept.steps[-2] >= chart.step - 2)
+
+
+def _agree_too_well(chart: Chart, cosines: Floats) -> bool:
+    """Return whether gradients agree as those of new batches do not: cut to one length, or to no avail."""
+    norms = column(chart.scalar("gradient_norm"))[1][-20:]
+    is_pinned = len(norms) >= 20 and len(cosines) >= 3 and bool(np.ptp(norms) < _PINNED * overall_median(norms[-3:]))
+    return _batches_differ(chart) and (is_pinned or _lead_nowhere(chart, cosines))
 
 
 def _lead_nowhere(chart: Chart, cosines: Floats) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from holter.diagnosis.causes.batches import labels_changed
+from holter.diagnosis.causes.divergence import begins_here
 from holter.diagnosis.chart import Chart, column, last_of
 from holter.diagnosis.evidence import (
     clipping,
@@ -84,13 +85,16 @@ def _did_harm(chart: Chart, step: int) -> bool:
 
 def given_back(chart: Chart, step: int) -> float:
     """Return how much of what it had gained since the start the loss lost right after this step; of what it varies by
-    where that is more. NaN where that is not known yet."""
+    where that is more. NaN where that is not known yet. Where the start is not known, a loss has gained as much as is
+    left of it, or more."""
     series = chart.scalar("loss")
     before, after = series.before(step, 16)[:, 0], series.since(step + 1)[:, 0]
     if len(before) < 4 or len(after) < _LASTS[0]:
         return float("nan")
     was = overall_median(before)
     gained = max(overall_median(series.opening[:5, 0]) - was, 6 * float(spread(before[:, None])[0]))
+    if not begins_here(chart):
+        gained = max(gained, abs(was))
     worst = max(overall_median(after[:count]) for count in _LASTS)
     return (worst - was) / gained if gained > 0 else float("inf")
 
@@ -294,13 +298,11 @@ def second_moment_lags(case: Case) -> Iterator[Suspicion]:
     hurt = harm(case, since, 12, least=1.5)
     if hurt is None or not data_is_usual(case, since) or not rate_is_flat(chart, since - 5, since):
         return
-    if labels_changed(chart, hurt.since):
+    if labels_changed(chart, hurt.since) or given_back(chart, since) < _NOTHING:
         return
     losses = chart.scalar("loss")
     if len(losses) and not overall_median(losses.since(since)) > 1.05 * overall_median(losses.before(since, 16)):
         return  # a gradient may grow for good reasons: what a step does wrong the loss shows
-    if given_back(chart, since) < _NOTHING:
-        return
     yield Suspicion(
         "adam-second-moment-lag",
         "optimizer",
