@@ -6,6 +6,7 @@ a look takes tens of microseconds, NVML at times milliseconds. What cannot be re
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
 import time
@@ -26,6 +27,8 @@ THROTTLE = {
     0x40: "heat (hardware)",
     0x80: "power brake",
 }
+
+_HEAP_SHARE = 1e-3  # of the time, at most, in which glibc counts its free pieces and nobody can allocate
 
 
 def throttle_words(bits: float) -> tuple[str, ...]:
@@ -50,7 +53,8 @@ class Machine:
         self._every, self._looked = every, -float("inf")
         self._cores = _cores()
         self._clock, self._processor = time.perf_counter(), time.process_time()
-        self._workers = LoaderWorkers()
+        self._waited = _waited()
+        self._workers, self._heap = LoaderWorkers(), Heap()
         self._nvml: Nvml | None = None
         self._told = ""
         self._throttled: tuple[str, ...] = ()  # at the last look, until it is told
@@ -72,7 +76,7 @@ class Machine:
         if now - self._looked < self._every or os.getpid() != self._process:
             return {}
         self._looked = now
-        found = {**_process_memory(), **self._processors(now), **self._gpu()}
+        found = {**_process_memory(), **self._heap.scalars(now), **self._processors(now), **self._gpu()}
         self._throttled = throttle_words(found.get("machine/gpu_throttled", 0.0))
         return found
 
@@ -81,10 +85,14 @@ class Machine:
             self._nvml.close()
 
     def _processors(self, now: float) -> dict[str, float]:
-        """The share of its cores that this process has used since the last look, and that its loader workers have."""
+        """Return the share of its cores that this process has used since the last look, and that its loader workers
+        have; and the share of the time in which its main thread could run and had no core."""
         used, passed = time.process_time() - self._processor, now - self._clock
         self._processor, self._clock = self._processor + used, now
         share = {"machine/cpu_share": used / passed / self._cores} if passed > 0 else {}
+        before, self._waited = self._waited, _waited()
+        if before is not None and self._waited is not None and passed > 0:
+            share["machine/cpu_wait"] = min(max((self._waited - before) / passed, 0.0), 1.0)
         return {**share, "machine/cpu_cores": self._cores, **self._workers.scalars(passed, self._cores)}
 
     def _gpu(self) -> dict[str, float]:
@@ -106,6 +114,47 @@ def _cores() -> float:
         return cores if quota == "max" else min(cores, int(quota) / int(period))
     except (OSError, ValueError):  # no cgroup v2: no quota that we could know
         return cores
+
+
+def _waited() -> float | None:
+    """Return the seconds for which the main thread has waited for a core, by Linux's scheduler; None elsewhere."""
+    try:
+        return int(Path("/proc/self/schedstat").read_text("ascii").split()[1]) / 1e9
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+class Heap:
+    """The bytes that this process has freed and glibc keeps: they are resident, and no part of what is in use.
+
+    glibc counts its free pieces one by one and holds the lock of the heap meanwhile. Measured: 0.3 us for 100 pieces,
+    1 ms for 25,000, 40 ms for 214,000. Where that takes long, it is asked less often.
+    """
+
+    def __init__(self) -> None:
+        self._next = -float("inf")
+        try:
+            self._ask: Callable[[], _Mallinfo] | None = ctypes.CDLL(None).mallinfo2  # releases the GIL
+            self._ask.restype = _Mallinfo
+        except (AttributeError, OSError, TypeError):  # another C library, a glibc before 2.33, or Windows
+            self._ask = None
+
+    def scalars(self, now: float) -> dict[str, float]:
+        if self._ask is None or now < self._next:
+            return {}
+        began = time.perf_counter()
+        free = float(self._ask().fordblks)
+        self._next = now + (time.perf_counter() - began) / _HEAP_SHARE
+        return {"machine/process_memory_free": free}
+
+
+class _Mallinfo(ctypes.Structure):
+    """struct mallinfo2 of glibc's malloc.h."""
+
+    _fields_ = [
+        *((name, ctypes.c_size_t) for name in ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks")),
+        *((name, ctypes.c_size_t) for name in ("uordblks", "fordblks", "keepcost")),
+    ]
 
 
 def _process_memory() -> dict[str, float]:

@@ -88,6 +88,39 @@ def test_memory_that_grows() -> None:
     assert "loss.detach()" in found.advice
 
 
+def in_use(step: int, resident: float, free: float) -> dict[str, float]:
+    found = memory(step, resident)
+    return {**found, "machine/process_memory_free": free} if found else {}
+
+
+def test_memory_in_use_that_grows() -> None:
+    """The allocator keeps some that was freed, and the rest is kept by the training: four looks show it."""
+    found = the_one(findings(lambda step, random: in_use(step, 8e6 * max(0, step - 60), 1e8), steps=140))
+    assert found.cause == "memory-growth" and abs(found.since - 60) <= 20
+
+
+def test_memory_that_grows_for_a_few_looks_is_no_growth_where_what_is_free_is_not_known() -> None:
+    assert not findings(lambda step, random: memory(step, 8e6 * max(0, step - 60)), steps=140)
+
+
+def crowded(step: int, random: np.random.Generator, waits: float) -> dict[str, float]:
+    """Other processes come, or the disk is slow: steps take four times as long either way."""
+    is_slow = step >= AT
+    machine = {"machine/cpu_share": 0.2 if is_slow else 0.8, "machine/cpu_wait": waits if is_slow else 0.05}
+    return {**times(random, backward=0.3 if is_slow else 0.05), **(machine if step % 10 == 0 else {})}
+
+
+def test_steps_that_wait_for_a_processor_are_a_note() -> None:
+    (found,) = findings(lambda step, random: crowded(step, random, waits=0.7))
+    assert (found.cause, found.severity) == ("throughput-drop", "info") and abs(found.since - AT) <= 1
+    assert "waits for a processor" in found.advice
+
+
+def test_steps_that_wait_for_something_else_are_a_warning() -> None:
+    found = findings(lambda step, random: crowded(step, random, waits=0.06))
+    assert the_one(tuple(found)).cause == "throughput-drop"
+
+
 def test_a_backward_pass_that_goes_back_ever_farther() -> None:
     found = the_one(findings(lambda step, random: times(random, backward=0.05 + 0.004 * step)))
     assert found.cause == "memory-growth" and found.since <= 10
@@ -101,6 +134,7 @@ def settles(step: int) -> float:
 CONTROLS: dict[str, Callable[[int, np.random.Generator], dict[str, float]]] = {
     "even": lambda step, random: {**times(random), **memory(step, 1e6 * random.standard_normal())},
     "a cache that is filled": lambda step, random: {**times(random), **memory(step, settles(step))},
+    "freed, and not given back": lambda step, random: in_use(step, 3e6 * step, 3e6 * step + 2e7 * random.random()),
     "one jump of memory": lambda step, random: {**times(random), **memory(step, 5e8 * (step > AT))},
     "larger batches": lambda step, random: {
         **times(random, backward=0.05 * (1 + step // 60)),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -23,6 +25,8 @@ GPU = {"machine/gpu_utilisation", "machine/gpu_temperature", "machine/gpu_power"
 MEMORY = {f"machine/gpu_memory{what}" for what in ("", "_peak", "_reserved", "_total")}
 PROCESS = {"machine/process_memory", "machine/process_memory_peak", "machine/cpu_share", "machine/cpu_cores"}
 PROCESS |= {"machine/loader_workers"}
+PROCESS |= {"machine/cpu_wait"}  # of Linux
+FREE = "machine/process_memory_free"  # of glibc 2.33 and later, and not at every look
 SLOWED = {"gpu_throttled": "power cap, heat (hardware)"}
 
 
@@ -61,8 +65,81 @@ def test_the_peak_stays() -> None:
 def test_without_proc_only_the_peak_is_observed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine_module, "Path", lambda path: Path("/nowhere" + path))
     found = Machine().scalars()
-    assert set(found) == PROCESS - {"machine/process_memory"}
+    assert set(found) - {FREE} == PROCESS - {"machine/process_memory", "machine/cpu_wait"}
     assert found["machine/process_memory_peak"] > 0.5 * psutil.Process().memory_info().rss
+
+
+def freed(pieces: int) -> tuple[float, float]:
+    """Return by how much the resident and the free bytes of the heap grow as every other piece of 16 KiB is freed."""
+    machine = Machine(every=0.0)
+    before = machine.scalars()
+    kept = [torch.zeros(4096) for _ in range(pieces)]
+    del kept[::2]
+    machine = Machine(every=0.0)
+    after = machine.scalars()
+    del kept
+    resident, free = (after[name] - before[name] for name in ("machine/process_memory", FREE))
+    return resident, free
+
+
+def test_what_is_freed_between_pieces_that_are_kept_is_resident_and_free() -> None:
+    resident, free = freed(pieces=16_000)
+    assert free > 0.8 * 8_000 * 16384 and resident - free < 1.2 * 8_000 * 16384
+
+
+class SlowHeap:
+    """One whose free pieces take glibc 20 ms to count."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def __call__(self) -> SimpleNamespace:
+        self.asked += 1
+        time.sleep(0.02)
+        return SimpleNamespace(fordblks=5)
+
+
+def test_a_heap_that_takes_long_to_count_is_asked_rarely() -> None:
+    heap, slow = machine_module.Heap(), SlowHeap()
+    heap._ask = slow
+    found = [heap.scalars(now=float(second)) for second in range(60)]
+    assert found[0] == {FREE: 5.0} and 2 <= slow.asked <= 3
+
+
+def test_without_glibc_what_is_free_is_absent(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert FREE in Machine().scalars()
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: SimpleNamespace())
+    assert set(Machine().scalars()) == PROCESS
+
+
+def waiting_beside(rivals: int) -> float:
+    """The share of a third of a second in which this process, on one core with so many others, had to wait."""
+    core, allowed = min(os.sched_getaffinity(0)), os.sched_getaffinity(0)
+    busy = [sys.executable, "-S", "-c", f"import os; os.sched_setaffinity(0, [{core}])\nwhile True: pass"]
+    others = [subprocess.Popen(busy) for _ in range(rivals)]
+    os.sched_setaffinity(0, [core])
+    try:
+        time.sleep(0.3)  # until they run
+        machine = Machine(every=0.0)
+        began = time.perf_counter()
+        while time.perf_counter() - began < 0.35:
+            pass
+        return machine.scalars()["machine/cpu_wait"]
+    finally:
+        os.sched_setaffinity(0, allowed)
+        for other in others:
+            other.kill()
+            other.wait()
+
+
+def test_a_busy_process_waits_where_others_want_its_core() -> None:
+    assert waiting_beside(3) > 0.5
+
+
+def test_a_process_that_sleeps_does_not_wait() -> None:
+    machine = Machine(every=0.0)
+    time.sleep(0.3)
+    assert machine.scalars()["machine/cpu_wait"] < 0.1
 
 
 def share_while(busy: bool) -> float:
@@ -102,9 +179,9 @@ def test_cores_are_those_of_the_container(
 
 def test_it_looks_at_most_once_in_a_while_and_never_in_a_child(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Machine(every=0.05)
-    assert set(machine.scalars()) == PROCESS and machine.scalars() == {}
+    assert set(machine.scalars()) - {FREE} == PROCESS and machine.scalars() == {}
     time.sleep(0.06)
-    assert set(machine.scalars()) == PROCESS
+    assert set(machine.scalars()) - {FREE} == PROCESS
     time.sleep(0.06)
     monkeypatch.setattr(os, "getpid", lambda: -1)
     assert machine.scalars() == {}
@@ -266,9 +343,9 @@ def test_nvml_that_is_not_installed_is_not_observed(nvml: FakeNvml, monkeypatch:
 
 def test_without_a_gpu_there_are_no_numbers_of_one(nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
     for device in (None, torch.device("cpu")):
-        assert set(Machine(device).scalars()) == PROCESS
+        assert set(Machine(device).scalars()) - {FREE} == PROCESS
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)  # and if nobody has, neither do we
-    assert set(Machine(CUDA).scalars()) == PROCESS and nvml.open == 0
+    assert set(Machine(CUDA).scalars()) - {FREE} == PROCESS and nvml.open == 0
 
 
 def test_throttle_bits_have_words() -> None:

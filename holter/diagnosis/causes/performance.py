@@ -17,10 +17,12 @@ _SHORTEST = 1e-3  # seconds of waiting that are worth a word
 _SLOW = 2.0  # times the usual
 _BEFORE = 32  # steps that tell the usual
 _LASTING = 1.0  # seconds: what else runs on a machine comes and goes
-_LOOKS = 4  # at the memory: it is looked at once a second
+_LOOKS = 4  # at the memory in use: it is looked at once a second
+_RESIDENT_LOOKS = 16  # where only resident memory is known: an allocator keeps what is freed, and fills up for seconds
 _GROWN = 0.15  # of the memory at first
 _LONG = 120  # steps that show that their time climbs
 _LEAST = 64 * 2**20  # bytes: less may be the monitor's own, or an allocator that keeps pieces
+_CROWDED = 0.5  # of the time that steps have gained, spent waiting for a processor: with other processes it was 0.99
 _CLIMBS = 2.0  # times the time of a step at first, in steady growth
 
 
@@ -106,7 +108,20 @@ def memory_grows(case: Case) -> Iterator[Suspicion]:
 @until_news
 def _memory_climb(chart: Chart, name: str) -> _Climb | None:
     series = chart.scalar(name)
-    return _climb(series, _LOOKS, 1 + _GROWN, 0.75) if len(series) >= _LOOKS else None
+    free = chart.scalar(f"{name}_free")
+    least = _LOOKS if len(free) or "gpu" in name else _RESIDENT_LOOKS
+    if len(series) < least or (len(free) and _climb(series, least, 1 + _GROWN, 0.75) is None):
+        return None
+    used = _in_use(series, free) if len(free) else series
+    return _climb(used, least, 1 + _GROWN, 0.75) if len(used) >= least else None
+
+
+def _in_use(resident: Series, free: Series) -> Series:
+    """Return resident memory without what was freed and not given back, where both are known."""
+    steps, mine, its = np.intersect1d(resident.steps, free.steps, return_indices=True)
+    found = Series(resident.names)
+    found.extend(steps, resident.values[mine] - free.values[its])
+    return found
 
 
 class _Climb:
@@ -219,11 +234,17 @@ def slowed_down(case: Case) -> Iterator[Suspicion]:
     since = int(steps[place])
     if _batch_changed(chart, since - _BEFORE):
         return
-    stage, throttled = _slower_stage(chart, since), chart.scalar("machine/gpu_throttled")
+    stage = _slower_stage(chart, since)
     if stage == "data":
         return  # that is what waits for data
+    waits = _waits_more(chart, since, was, now)
+    yield _crowded(since, was, now, waits) if waits > _CROWDED else _slowed(case, since, was, now, stage)
+
+
+def _slowed(case: Case, since: int, was: float, now: float, stage: str | None) -> Suspicion:
+    throttled = case.chart.scalar("machine/gpu_throttled")
     is_hot = bool(len(throttled) and throttled.values[-1, 0] > 0)
-    yield Suspicion(
+    return Suspicion(
         "throughput-drop",
         "performance",
         since,
@@ -235,6 +256,34 @@ def slowed_down(case: Case) -> Iterator[Suspicion]:
         f"{f'; most of it is in {stage_name(stage)}' if stage else ''}"
         f"{'; the GPU is throttled' if is_hot else ''}: look for another process on the machine, heat or a power cap, "
         "a slow disk, or a debugging switch (anomaly detection, synchronisation) that was turned on.",
+        check=f"It worked if step_time is back near {duration(was)}.",
+    )
+
+
+def _waits_more(chart: Chart, since: int, was: float, now: float) -> float:
+    """Return the part of the time that a step has gained in which the main thread waits for a processor; 0 if that is
+    not recorded."""
+    series = chart.scalar("machine/cpu_wait")
+    before, after = series.before(since, _BEFORE), series.since(since)
+    if not len(after) or not now > was:
+        return 0.0
+    usual = overall_median(before) if len(before) else 0.0
+    return (overall_median(after) * now - usual * was) / (now - was)
+
+
+def _crowded(since: int, was: float, now: float, waits: float) -> Suspicion:
+    """A note: other processes have taken the processors, which is no fault of the training."""
+    return Suspicion(
+        "throughput-drop",
+        "performance",
+        since,
+        0.85,
+        Kind.PATTERN,
+        severity="info",
+        evidence={"before": was, "now": now, "waits_for_processor": waits},
+        advice=f"A step takes {duration(now)} since step {since:,}, {duration(was)} before. In "
+        f"{share(min(waits, 1.0))} of the added time the main thread waits for a processor: other processes use the "
+        "machine, or this one has more threads than cores. Run fewer at a time, or give each its own cores.",
         check=f"It worked if step_time is back near {duration(was)}.",
     )
 
