@@ -5,8 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from holter.diagnosis.chart import Chart, until_news
-from holter.series import Floats, Series, known_median, overall_median
+from holter.series import Floats, Series, known_median, logs, overall_median
 
+USUAL = 48  # batches before an odd one that tell what is usual
+_ACCIDENT = 1e-3  # of such batches expected in the run so far: with more, one is chance
+_TIES = 2  # batches with the same lowest or highest value: numbers that are measured never agree to the last digit
 OFF = 10.0  # times the size of 1 that layers are initialised for
 _LABELS = ("targets", "target", "labels", "label")  # of a dictionary that holds inputs and labels together
 
@@ -145,3 +148,91 @@ def first_losses(chart: Chart, most: int = 3) -> Floats:
     values = chart.opening("loss")[1][:most]
     found: Floats = values[np.isfinite(values)]
     return found
+
+
+# One batch among others -------------------------------------------------------------------------------------------
+
+
+class Columns:
+    """The statistics of one tensor in an odd batch, and in the batches before it."""
+
+    def __init__(self, chart: Chart, layer: str, step: int) -> None:
+        self._seen = chart.table("batch", "mean").seen
+        self._now: dict[str, np.float64] = {}  # as numpy's own, squares of large ones are infinite
+        before: dict[str, Floats] = {}
+        for name in ("count", "mean", "std", "abs_max", "min", "max"):
+            series = chart.table("batch", name)
+            place = series.names.index(layer)
+            self._now[name] = np.float64(series.since(step)[0, place])
+            before[name] = series.before(step, USUAL)[:, place]
+        known = np.isfinite(before["mean"]) & (before["count"] > 0)
+        self._before = {name: values[known] for name, values in before.items()}
+
+    @property
+    def is_sparse(self) -> bool:
+        """Whether one value is nearly everywhere, such as the 0 of flags, counts, padding and black pixels.
+
+        It is then the lowest or the highest of many batches, to the last digit, and of this one.
+        """
+        low, high = self._before["min"], self._before["max"]
+        ends = np.stack([low, high])[:, high > low]
+        mine = np.array([self._now["min"], self._now["max"]])
+        return bool((ends[:, None] == mine[None, :, None]).sum(axis=2).max(initial=0) >= _TIES)
+
+    def is_chance(self) -> bool:
+        """Return whether a batch with so few, or so many, of the rare values is to be expected in a run of this length.
+
+        Only for a batch within the range of the others: draws say nothing of values that never were.
+        """
+        if not self.is_sparse:
+            return False
+        low, high = self._before["min"].min(), self._before["max"].max()
+        if not low <= self._now["min"] <= self._now["max"] <= high:
+            return False
+        by_mean = _chance_of_mean((self._now["mean"] - low) / (high - low), (self._before["mean"] - low) / (high - low))
+        by_size = _chance_of_size(self._now["std"] ** 2, self._before["std"] ** 2)
+        return max(by_mean, by_size) * self._seen > _ACCIDENT
+
+    def rest(self) -> float:
+        """Return the spread of all but the value that lies farthest from 0, in units of the usual spread.
+
+        Of a sparse tensor a few values may be far out together: the mean, which they move less, has to follow.
+        """
+        count, mean, std = self._now["count"], self._now["mean"], self._now["std"]
+        usual = self._before["std"][self._before["std"] > 0]
+        if not count > 2 or not len(usual):
+            return 1.0
+        top = self._now["max"] if self._now["max"] == self._now["abs_max"] else self._now["min"]
+        rest = (count * mean - top) / (count - 1)
+        square = (count * (std**2 + mean**2) - top**2) / (count - 1) - rest**2
+        found = float(np.sqrt(max(square, np.float64(0.0))) / overall_median(usual))
+        if self.is_sparse:
+            mean_times = float(abs(mean) / overall_median(np.abs(self._before["mean"])))
+            found = min(found, mean_times, key=lambda times: abs(float(logs(np.array(times)))))
+        return found if np.isfinite(found) else 1.0
+
+
+def _chance_of_mean(share: float, usual: Floats) -> float:
+    """Return at most how likely a mean so far out is, for numbers between 0 and 1 (Chernoff's bound).
+
+    `usual` are means of batches. How far they lie apart tells how many independent draws there are in a batch: pixels
+    of one object come together.
+    """
+    mean, apart = float(usual.mean()), float(usual.var(ddof=1))
+    if not 0 < mean < 1 or not apart > 0:
+        return 0.0
+    draws = mean * (1 - mean) / apart
+    parts = ((share, mean), (1 - share, 1 - mean))
+    return float(np.exp(-draws * sum(now * np.log(now / was) for now, was in parts if now > 0)))
+
+
+def _chance_of_size(size: float, usual: Floats) -> float:
+    """Return at most how likely a sum of rare events so far out is (Chernoff's bound for Poisson's distribution).
+
+    `usual` are such sums. Their mean over their spread, squared, is at most the expected number of events.
+    """
+    mean, apart = float(usual.mean()), float(usual.var(ddof=1))
+    if not mean > 0 or not apart > 0:
+        return 0.0
+    times = size / mean
+    return float(np.exp(-(mean**2 / apart) * (times * np.log(times) - times + 1 if times > 0 else 1.0)))

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 
 from holter.diagnosis.causes.batches import (
     OFF,
+    USUAL,
+    Columns,
     classes_in,
     first_inputs,
     first_losses,
@@ -20,15 +23,21 @@ from holter.diagnosis.causes.repeated import repeated
 from holter.diagnosis.chart import Chart, column
 from holter.diagnosis.events import Event
 from holter.diagnosis.suspicion import Case, Kind, Suspicion
-from holter.series import Series, known_median, logs, overall_median, spread
+from holter.series import TINY, Series, known_median, logs, overall_median, spread
 from holter.words import number
 
 _SHORT = 3  # batches in a row that are an accident; more of them are how the data is now
-_FAR = 10.0  # times the usual spread of a statistic of batches
+_FAR = 10.0  # times the usual spread of a statistic of batches: a heavy tail passes it once in 100,000 batches
+_EVEN = 0.01  # powers of ten: the least spread of batches that all look the same
+_RANGE = 1.3  # times the whole range of the batches before
+_KNOWN = 8  # batches that tell what is usual
+_BROKEN = 5.0  # times the usual, or a part of it: less is told of dense inputs alone, with an effect on the loss
+_RARE = 100.0  # times the usual: counts of clicks or words span two powers of ten, and large ones cost a larger loss
 _LATELY = 40  # steps for which an accident that is over is still told
 _FLAT = 0.02  # the largest value of inputs that are too small; sparse ones (one-hot) have ones among them
 _LEVEL = 6  # batches that make a level
 _OPENING = 24  # batches at the start that tell what is usual
+_EACH = 1.5  # the same of each batch of a level
 _RESCALED = 2.5  # times its former size: what the next stage of a curriculum hardly does
 
 
@@ -39,61 +48,86 @@ def corrupt(case: Case) -> Iterator[Suspicion]:
     """batch-corrupt: a batch or two far from all others, and a gradient or a loss that shows it in the same step."""
     near = [event for name in ("batch/std", "batch/abs_max") for event in case.lately(name, _LATELY)]
     labels = classes_in(case.chart) if near else set()
-    found = [
-        event
-        for event in near
-        if event.layer not in labels
-        and event.until is not None
-        and event.values <= _SHORT
-        and np.isfinite(event.factor)
-        and _is_far(case, event)
+    short = [
+        event for event in near if event.layer not in labels and event.until is not None and event.values <= _SHORT
     ]
+    found = [one for one in (_departure(case, event) for event in short) if one is not None]
     if not found:
         return
-    worst = max(found, key=lambda event: (_at_once(case, event.since) is not None, _size(event)))
-    both = len({event.series for event in found if abs(event.since - worst.since) <= 1}) == 2
-    effect = _at_once(case, worst.since)
-    if effect is None and not (both and _size(worst) >= 5):
+    worst = max(found, key=lambda one: (_at_once(case, one.event.since) is not None, _size(one.times)))
+    event = worst.event
+    both = len({one.event.series for one in found if abs(one.event.since - event.since) <= 1}) == 2
+    effect = _at_once(case, event.since)
+    if not _counts(worst, both, effect is not None):
         return
-    what = "its spread" if worst.series == "batch/std" else "its largest value"
-    size = _times(worst)
+    what = "its spread" if event.series == "batch/std" else "its largest value"
+    size = f"{number(worst.times)} times" if worst.times >= 1e-3 else "next to nothing of"
     shown = f", and {effect.series.replace('_', ' ').replace('/', ' ')} at once" if effect is not None else ""
     yield Suspicion(
         "batch-corrupt",
         "data",
-        worst.since,
+        event.since,
         0.9 if effect is not None else 0.6,
         Kind.FACT,
         evidence={
-            "tensor": worst.layer,
-            "statistic": worst.series,
-            "times": worst.factor,
+            "tensor": event.layer,
+            "statistic": event.series,
+            "times": worst.times,
             "effect": effect.series if effect is not None else None,
             "effect_times": effect.factor if effect is not None else None,
         },
-        advice=f"The batch of step {worst.since:,} is unlike all others: {what} ({worst.layer}) is {size} the "
+        advice=f"The batch of step {event.since:,} is unlike all others: {what} ({event.layer}) is {size} the "
         f"usual{shown}. Look at its examples, drop what is out of range when loading, and skip or clip such a step.",
         check="It worked if no batch leaves the band of the others and the loss has no spike there.",
     )
 
 
-def _size(event: Event) -> float:
-    return max(event.factor, 1 / max(event.factor, 1e-30))
+class _Departure(NamedTuple):
+    """A batch that lies where no others do."""
+
+    event: Event
+    times: float  # the usual of its statistic, over batches where that is not 0
+    of_the_rest: float  # times the usual spread, without the value that lies farthest out
+    is_sparse: bool  # whether its tensor has one value nearly everywhere: its largest one is a rare event
 
 
-def _is_far(case: Case, event: Event) -> bool:
-    """Whether it lies where batches of this spread never do: of small ones many a statistic has a long tail."""
+def _counts(found: _Departure, both: bool, has_effect: bool) -> bool:
+    """Return whether a departure is a broken batch.
+
+    One value of many decides the largest value and the spread alike, so that the two together say no more than one of
+    them. Without an effect the rest of the batch has to be off as well.
+    """
+    rest = _size(found.of_the_rest)
+    if has_effect:
+        return not found.is_sparse or rest >= _BROKEN or _size(found.times) >= _RARE
+    return both and min(_size(found.times), rest) >= _BROKEN
+
+
+def _size(times: float) -> float:
+    return max(times, 1 / max(times, TINY))
+
+
+def _departure(case: Case, event: Event) -> _Departure | None:
+    """Return how far the batch is out, or None if it lies where batches of this spread do.
+
+    The usual size is that of batches which are not all zeros: no number is a multiple of 0.
+    """
     series = case.chart.table("batch", event.series.removeprefix("batch/"))
-    values = logs(series.before(event.since, 48)[:, series.names.index(event.layer or "")])
-    values = values[np.isfinite(values)]
-    if len(values) < 8:
-        return False
-    usual = max(float(spread(values[:, None])[0]), 0.01)
-    return abs(float(np.log10(max(event.factor, 1e-30)))) > max(_FAR * usual, 1.3 * float(np.ptp(values)))
-
-
-def _times(event: Event) -> str:
-    return f"{number(event.factor)} times" if event.factor >= 1e-3 else "next to nothing of"
+    place = series.names.index(event.layer or "")
+    before = series.before(event.since, USUAL)[:, place]
+    usual = logs(before[np.isfinite(before) & (before > 0)])
+    during = (series.steps >= event.since) & (series.steps < (event.until or 0)) & np.isfinite(series.values[:, place])
+    if len(usual) < _KNOWN or not during.any():
+        return None
+    away = logs(series.values[during, place]) - overall_median(usual)
+    farthest = int(np.argmax(np.abs(away)))
+    band = max(_FAR * max(float(spread(usual[:, None])[0]), _EVEN), _RANGE * float(np.ptp(usual)))
+    if not abs(away[farthest]) > band:
+        return None
+    columns = Columns(case.chart, event.layer or "", int(series.steps[during][farthest]))
+    if columns.is_chance():
+        return None
+    return _Departure(event, float(10.0 ** away[farthest]), columns.rest(), columns.is_sparse)
 
 
 def _at_once(case: Case, step: int) -> Event | None:
@@ -104,7 +138,7 @@ def _at_once(case: Case, step: int) -> Event | None:
         for event in case.events.of(name, direction=1, since=step)
         if event.since <= step + 1
     ]
-    return max(found, key=_size) if found else None
+    return max(found, key=lambda event: _size(event.factor)) if found else None
 
 
 # The scale of all inputs ------------------------------------------------------------------------------------------
@@ -206,13 +240,18 @@ def _rescaled(case: Case, places: list[int]) -> Iterator[Suspicion]:
     with np.errstate(invalid="ignore", divide="ignore"):
         usual_mean = np.median(means.opening[:_OPENING, places], axis=0)
         usual = np.median(deviations.opening[:_OPENING, places], axis=0)
-        ratio = np.median(deviations.values[-_LEVEL:, places], axis=0) / usual
-        shift = (np.median(means.values[-_LEVEL:, places], axis=0) - usual_mean) / usual
-        off = (ratio >= _RESCALED) | (ratio <= 1 / _RESCALED) | (np.abs(shift) >= _RESCALED)
+        ratios = deviations.values[-_LEVEL:, places] / usual
+        shifts = (means.values[-_LEVEL:, places] - usual_mean) / usual
+        ratio, shift = np.median(ratios, axis=0), np.median(shifts, axis=0)
+        # All of them: a few large values that happen to come together leave some batches as they were.
+        is_large = (ratio >= _RESCALED) & (ratios.min(axis=0) >= _EACH)
+        is_small = (ratio <= 1 / _RESCALED) & (ratios.max(axis=0) <= 1 / _EACH)
+        is_shifted = (np.abs(shift) >= _RESCALED) & ((shifts * np.sign(shift)).min(axis=0) >= _EACH)
+        off = is_large | is_small | is_shifted
     if not off.any():
         return
     place = int(np.flatnonzero(off)[0])
-    by_ratio = not 1 / _RESCALED < ratio[place] < _RESCALED
+    by_ratio = bool(is_large[place] or is_small[place])
     series = deviations if by_ratio else means
     since = _left(series, places[place], is_size=by_ratio)
     far = max(float(ratio[place]), 1 / max(float(ratio[place]), 1e-30), abs(float(shift[place])))

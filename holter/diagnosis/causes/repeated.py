@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from holter.diagnosis.causes.batches import targets_of
-from holter.diagnosis.chart import column
+from holter.diagnosis.causes.batches import is_target, targets_of
+from holter.diagnosis.chart import Chart, column
 from holter.diagnosis.evidence import matrices, middle, typical_now
 from holter.diagnosis.suspicion import Case, Kind, Suspicion
 from holter.series import Flags, Floats, Integers, overall_median
@@ -18,6 +18,7 @@ _ALWAYS = 16  # steps after which there has never been another batch
 _NOTED = 50  # steps in which a note of it is made
 _LOADED = 16  # examples: a batch that a loader makes, and not yet a data set
 _BY_HEART = 10  # parameters for each example
+_STATE = 16  # whole numbers, at most, that make one state of few
 _FEW = 4  # different batches that must have been there before
 
 
@@ -41,7 +42,7 @@ def repeated(case: Case) -> Iterator[Suspicion]:
     before = int((~again[: len(again) - run]).sum())  # batches that were not just there
     longest = _longest(again[: len(again) - run])
     few = 2 if run >= 2 * _STUCK and (ago[-run:] == 1).all() else _FEW  # an epoch of two batches shows both in turn
-    if run < _STUCK or before < few or run < 2 * longest + 2:
+    if run < _STUCK or before < few or run < 2 * longest + 2 or _may_coincide(case.chart):
         return
     since = int(steps[-run])
     yield Suspicion(
@@ -55,6 +56,18 @@ def repeated(case: Case) -> Iterator[Suspicion]:
         "anew in each step (next(iter(loader))), a sampler that no longer advances, or a cache that is not filled.",
         check="It worked if batch/repeated is 0, or as long as an epoch.",
     )
+
+
+def _may_coincide(chart: Chart) -> bool:
+    """Return whether two batches may be equal by chance: all flags are 0, or an agent is in the same state of few."""
+    series = [chart.table("batch", name) for name in ("count", "size", "min", "max", "mean")]
+    inputs = [place for place, name in enumerate(series[0].names) if not is_target(name)]
+    if not inputs:
+        return False
+    count, size, low, high, mean = (one.values[-1, inputs] for one in series)
+    whole = (low == np.round(low)) & (high == np.round(high)) & (mean * count == np.round(mean * count))
+    is_state = (size == 1) & whole & ((high - low == 1) | (count <= _STATE))
+    return bool(((low == high) | is_state | np.isnan(low)).all())
 
 
 def _only_one(case: Case) -> Iterator[Suspicion]:

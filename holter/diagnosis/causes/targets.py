@@ -31,9 +31,13 @@ _WINDOW = 160  # steps in which a change of the loss is looked for
 _NEVER = 200  # steps after which a loss that never left the guess is told
 _BATCHES = 16  # that show whether they are alike
 _APART = 0.35  # of the variance of targets, between batches
+_SHARED = 0.2  # of the range of a batch's targets, that the next one has too: of sorted ones nearly nothing
+_MOVES = 0.1  # of the variance within a batch, by which neighbouring means differ: a slow drift stays below it
 _LOOKS, _ABOUT = 256, 32  # validations that are kept: the last ones, and those about the lowest of all
 _STEADY = 1.3  # times their mean square before, or less, of targets that stay what they are
 _REPLACED = 3.0  # times what its steps may have changed a weight's size by
+_SURE = 6.0  # standard errors between two means of losses: the farthest of 160 changes, in a run looked at 100 times
+_ADDED = 0.9  # cosine of successive gradients, if each holds those before it
 _FEW_CLASSES = 0.35  # of those that there are: a stage of a curriculum has more
 
 
@@ -85,6 +89,10 @@ def _thrown_back(case: Case, steps: Integers, losses: Floats, guess: float) -> I
     if len(after) < _SETTLED or not before < _LEARNT * guess:
         return
     gap = guess - before
+    # Losses that a few rare examples decide lie far apart, most of them near each other.
+    chance = float(np.hypot(usual.std() / len(usual) ** 0.5, after.std() / len(after) ** 0.5))
+    if not float(after.mean() - usual.mean()) > _SURE * chance:
+        return
     if not after[0] > before + max(0.4 * gap, 3 * noise) or not _blocks(after).min() > before + 0.5 * gap:
         return
     late, earlier = overall_median(after[-8:]), overall_median(after[-16:-8])
@@ -97,7 +105,7 @@ def _thrown_back(case: Case, steps: Integers, losses: Floats, guess: float) -> I
         return
     if not data_is_usual(case, since) or labels_changed(case.chart, since) or _model_was_changed(case, since):
         return
-    if not _targets_are_steady(case.chart, since) or moved_far(case.chart, since):
+    if not _targets_are_steady(case.chart, since) or moved_far(case.chart, since) or _pile_up(case.chart, since):
         return
     # Labels show in the same step in which they are wrong: what gradients knew before has another reason.
     if any(since - 12 <= e.since < since - 3 for e in case.events.of("gradient_norm", direction=1)):
@@ -115,6 +123,14 @@ def _thrown_back(case: Case, steps: Integers, losses: Floats, guess: float) -> I
         "belong to their inputs. Look for a shuffle or a join that moves one without the other.",
         check="It worked if the loss falls below that of a guess again.",
     )
+
+
+def _pile_up(chart: Chart, since: int) -> bool:
+    """Return whether gradients are added to those before about that step: wrong labels make them disagree."""
+    kept = chart.scalar("gradients_kept").steps
+    steps, cosines = typical_of(chart, "update", "cosine")
+    near = cosines[np.abs(steps - since) <= _WINDOW]
+    return bool((np.abs(kept - since) <= _SETTLED).any() and len(near) and overall_median(near) > _ADDED)
 
 
 def _model_was_changed(case: Case, since: int) -> bool:
@@ -193,7 +209,7 @@ def not_shuffled(case: Case) -> Iterator[Suspicion]:
     entropy, labels = label_entropies(case.chart)
     place = labels if labels >= 0 else chosen[0]
     since = case.chart.first_step if labels < 0 else _alike_since(case.chart, entropy, labels)
-    between = _between(case.chart, place, since) if since is not None else None
+    between = _between(case.chart, place, since, labels >= 0) if since is not None else None
     if since is None or between is None:
         return
     inside = float(np.exp(known_median(entropy.since(since)[:, labels]))) if labels >= 0 else None
@@ -211,22 +227,43 @@ def not_shuffled(case: Case) -> Iterator[Suspicion]:
     )
 
 
-def _between(chart: Chart, place: int, since: int) -> float | None:
+def _between(chart: Chart, place: int, since: int, are_classes: bool) -> float | None:
     """The share of the targets' variance that lies between batches, where that is more than chance and neighbours are
     alike; of n examples drawn at random it is 1 / n."""
-    means = chart.table("batch", "mean").since(since)[-4 * _BATCHES :, place]
-    inside = chart.table("batch", "std").since(since)[-4 * _BATCHES :, place] ** 2
-    sizes = chart.table("batch", "size").since(since)[-4 * _BATCHES :, place]
-    known = np.isfinite(means) & np.isfinite(inside) & (sizes > 1)
-    if known.sum() < _BATCHES:
+    series = (chart.table("batch", name) for name in ("mean", "std", "size", "min", "max"))
+    parts = np.stack([one.since(since)[-4 * _BATCHES :, place] for one in series])
+    means, deviations, sizes, low, high = parts[:, np.isfinite(parts).all(axis=0) & (parts[2] > 1)]
+    if len(means) < _BATCHES:
         return None
-    means, size = means[known], overall_median(sizes[known])
+    inside = float((deviations**2).mean())
     centred = means - means.mean()
     total = float(centred @ centred)
     if not total > 0 or centred[1:] @ centred[:-1] < 0.4 * total:
         return None
-    share_between = total / (total + float(inside[known].sum()))
-    return share_between if share_between > _APART + 1 / size else None
+    least = _APART + 1 / overall_median(sizes)
+    between = total / (total + len(means) * inside)
+    if not between > least:
+        return None
+    return between if are_classes or _are_apart(low, high) or _comes_back(means, inside, least) else None
+
+
+def _are_apart(low: Floats, high: Floats) -> bool:
+    """Return whether neighbouring batches share hardly any values, as those of sorted targets do.
+
+    Targets that change as a model learns (its own estimates, say) move by far less in a step than they lie apart.
+    """
+    common = np.minimum(high[1:], high[:-1]) - np.maximum(low[1:], low[:-1])
+    return bool(np.maximum(common, 0.0).sum() <= _SHARED * (high - low)[1:].sum())
+
+
+def _comes_back(means: Floats, inside: float, least: float) -> bool:
+    """Return whether the means of batches go up and down by more than chance, from one batch to the next and in all.
+
+    A trend is no order: it explains the means as long as they only rise, or only fall.
+    """
+    moves = float(np.square(np.diff(means)).mean()) / 2
+    back = min(float(np.square(np.maximum.accumulate(side) - side).mean()) for side in (means, -means))
+    return moves > _MOVES * inside and back > least * (back + inside)
 
 
 def _alike_since(chart: Chart, series: Series, place: int) -> int | None:
