@@ -11,7 +11,7 @@ from holter.diagnosis.events import Event
 from holter.diagnosis.suspicion import Case
 from holter.series import Floats, Integers, Series, known_median, median, overall_median
 
-_STANDS = 0.95  # of the first losses, that the last of them keep: noise between batches is about as large
+STANDS = 0.95  # of the first losses, that the last of them keep: noise between batches is about as large
 FAR = 0.1  # of its size that a step moves a weight by
 _FINDS_ITS_RATE = re.compile(r"(?i)dadapt|prodigy|dog$|dowg|cocob|mechanic")
 
@@ -64,10 +64,10 @@ def rate_is_flat(chart: Chart, since: int, until: int, within: float = 1.3) -> b
     return len(seen) == 0 or bool(seen.max() <= within * seen.min())
 
 
-def stands_still(chart: Chart, steps: int) -> bool:
+def stands_still(chart: Chart, steps: int, kept: float = STANDS) -> bool:
     """Return whether the loss has hardly come down in its first steps, of which there were this many."""
     losses = chart.opening("loss")[1]
-    return len(losses) >= steps and bool(overall_median(losses[-5:]) > _STANDS * overall_median(losses[:5]))
+    return len(losses) >= steps and bool(overall_median(losses[-5:]) > kept * overall_median(losses[:5]))
 
 
 def matrices(chart: Chart, series: Series) -> list[int]:

@@ -29,6 +29,7 @@ _LOUD = 8.0  # of the output's spread at the first step: a softmax of that is su
 _ALIKE = 1.001  # effective rank of units that are all the same
 _LAYERS = 4  # that make a chain
 _UNEVEN = 0.2  # of the whole drop, that one layer may take beyond its share
+_BARELY = 0.8  # of the first losses, that are left where only the last layers learn, such as how frequent classes are
 _STEPS = 40  # in which a loss comes down, if only by a little
 _VARIED = 2.0  # effective rank of a signal that a layer of unlike units would put out with more than one too
 
@@ -328,10 +329,10 @@ def vanishing(case: Case) -> Iterator[Suspicion]:
     drop, factor = min(first[0], now[0]), 10 ** (min(first[0], now[0]) / (len(places) - 1))
     if not (drop >= 1.3 and factor >= 1.8) and not drop >= 3:
         return
-    still = stands_still(chart, _STEPS)
-    if drop < 2 and not still:
+    if drop < 2 and not stands_still(chart, _STEPS):
         return
-    is_enough = not still and chart.has_column("loss")  # what reaches the first layers, as far as is known yet
+    # What reaches the first layers, as far as is known yet.
+    is_enough = chart.has_column("loss") and not stands_still(chart, _STEPS, _BARELY)
     name = norms.names[places[0]]
     saturated = [share for share in _first_look(chart, "saturated").values() if share >= 0.5]
     flat = [share for share in _first_look(chart, "spread").values() if share < 0.1]
