@@ -48,6 +48,8 @@ SCALARS = (
     "tokens_per_second",
     "val/loss",
     "machine/process_memory",
+    "machine/process_memory_free",
+    "machine/cpu_wait",
     "machine/gpu_memory",
     "machine/gpu_memory_total",
     "machine/gpu_throttled",
