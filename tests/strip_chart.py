@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from tests.browser import wait_until
@@ -42,12 +43,21 @@ def drag(page: Page, down: float = 0.0) -> None:
 
 
 def click(page: Page, across: float, down: float) -> None:
-    """Opens a layer. While plotly draws, long on a busy machine, a click goes nowhere: then once more."""
-    panel = page.locator(".panel")
-    for _ in range(5):
+    """Opens a layer."""
+
+    def attempt() -> None:
         wait_for_first_click(page)
         page.mouse.move(*place(page, across, down))
         page.mouse.click(*place(page, across, down))
+
+    until_a_layer_opens(page, attempt)
+
+
+def until_a_layer_opens(page: Page, attempt: Callable[[], None]) -> None:
+    """While plotly draws, long on a busy machine, a click goes nowhere: then once more."""
+    panel = page.locator(".panel")
+    for _ in range(5):
+        attempt()
         until = time.monotonic() + 5
         while time.monotonic() < until:
             if panel.is_visible():

@@ -15,6 +15,7 @@ from holter.report.document import report, view_of
 from tests.browser import brightness, chromium, fits, see_everything, tab_to, visit, wait_for_fault, wait_until
 from tests.page_views import empty_view, hostile_view, scalars_view, wide_view
 from tests.sick_trainings import Net, healthy, train
+from tests.strip_chart import until_a_layer_opens
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -81,6 +82,10 @@ def row_at(page: Page, layer: str) -> tuple[float, float]:
     words, cells = label.bounding_box(), page.locator(".strip-chart .nsewdrag").bounding_box()
     assert words is not None and cells is not None
     return cells["x"] + cells["width"] / 2, words["y"] + words["height"] / 2
+
+
+def open_row(page: Page, layer: str) -> None:
+    until_a_layer_opens(page, lambda: page.mouse.click(*row_at(page, layer)))
 
 
 def opened_layer(page: Page) -> str:
@@ -164,7 +169,7 @@ def test_a_click_on_the_strip_chart_opens_that_very_layer(browser: Browser, sick
             page.locator(".tip").wait_for()
             name, value = page.locator(".tip").inner_text().split("\n")
             assert name == layer and re.fullmatch(r"step \d+: [-\d.e]+", value)
-            page.mouse.click(x, y)
+            open_row(page, layer)
             assert opened_layer(page) == layer
             assert page.locator(".panel .plot.series").count() >= 5
             page.locator(".panel .plot.histogram").first.scroll_into_view_if_needed()
@@ -177,9 +182,13 @@ def test_quick_clicks_on_two_rows_are_no_double_click(browser: Browser, sick: st
     with visit(browser, sick) as seen:
         page = seen.page
         first, second = row_at(page, "encoder.weight"), row_at(page, "head.bias")
-        page.mouse.click(*first)
-        page.keyboard.press("Escape")
-        page.mouse.click(*second)
+
+        def click_both() -> None:
+            page.mouse.click(*first)
+            page.keyboard.press("Escape")
+            page.mouse.click(*second)
+
+        until_a_layer_opens(page, click_both)
         assert opened_layer(page) == "head.bias" and seen.faults == []
 
 
@@ -300,7 +309,7 @@ def test_a_newer_view_keeps_what_the_reader_is_looking_at(browser: Browser, sick
         page = seen.page
         see_everything(page)
         page.locator(".chip[aria-label='update ratio']").click()
-        page.mouse.click(*row_at(page, "head.weight"))
+        open_row(page, "head.weight")
         place = "document.querySelector('.strip-chart').getBoundingClientRect().top"
         page.evaluate("document.querySelector('.chip[aria-pressed=true]').focus({preventScroll: true})")
         page.evaluate("window.kept = document.querySelector('.strip-chart .plot')")
@@ -346,7 +355,7 @@ def test_what_the_view_only_names_is_fetched_when_it_is_chosen(browser: Browser,
         )
         page.locator(".chip[aria-label=fetched]").click()
         wait_until(page, "document.querySelector('.strip-chart .plot').data?.[0].z.length === 2")
-        page.mouse.click(*row_at(page, "inputs"))
+        open_row(page, "inputs")
         page.locator(".panel figcaption", has_text="a finer series").wait_for()
         assert page.evaluate("window.asked") == ["batch/rms", "inputs"]
         assert seen.faults == []

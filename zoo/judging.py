@@ -28,6 +28,8 @@ class Row:
     findings: tuple[Told, ...] = ()
     own: tuple[str, ...] = ()
     losses: tuple[float, float] = (math.nan, math.nan)
+    attached: str = ""
+    slowdown: float = math.nan  # seconds watched over seconds bare; the machine is shared, so it fails nothing
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,8 @@ def judge(name: str, steps: int, bare: Result, watched: Result) -> Row:
         findings=findings,
         own=own,
         losses=_ends([loss for one in watched.seen for loss in one.losses]),
+        attached=", ".join(dict.fromkeys(one.attached for one in watched.seen if one.attached)),
+        slowdown=watched.seconds / bare.seconds if bare.seconds > 0 else math.nan,
     )
     return Row(**{**vars(row), "faults": (*_faults(row), *_ending_faults(watched.seen))})
 

@@ -38,6 +38,7 @@ class Seen:
     own: tuple[str, ...] = ()  # what Holter says of itself, and what it did not observe
     dropped: int = 0
     state: str = ""
+    attached: str = ""  # what was called to watch; empty where nothing was recorded
 
 
 @dataclass(frozen=True)

@@ -50,6 +50,7 @@ def seen_watched(watch: Watch) -> Seen:
         own=tuple(dict.fromkeys(own)),
         dropped=monitor.dropped,
         state=run.state,
+        attached=watch.by,
     )
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from zoo.judging import TOLERANCE, Planted, Row, incidents, share_named
 
 LEAST_NAMED = 0.8  # of planted faults
+_LOSSES = ("first loss", "last loss")
 
 _INTRO = """# The zoo
 
@@ -22,12 +23,14 @@ A training passes if every column is right.
 | column | what it says | right if |
 |---|---|---|
 | training | package/what is trained | |
+| attached | by which call Holter was attached | any |
 | steps | training steps; if they differ: by its author, by torch's own hooks, by Holter | one number |
 | weights | every parameter and buffer after the last step, bit by bit, beside those of the bare run | equal |
 | norm error | the largest relative difference of a gradient norm to torch's in float64 | {tolerance:.0e} or less |
 | norms in | the share of steps in which a norm was recorded: the budget decides | more than none |
 | first loss, last loss | the means of the first and of the last tenth, as Holter recorded them; - where none was | |
 | findings | what Holter found wrong, **bold**: a false alarm; notes are of no concern | none, or notes |
+| slowdown | seconds watched over seconds bare, after the first step; once, on a busy machine: a hint | |
 """
 _PLANTED = """## Planted faults
 
@@ -84,13 +87,13 @@ def _counts(rows: Sequence[Row], planted: Sequence[Planted]) -> list[str]:
 
 
 def healthy_table(rows: Iterable[Row]) -> str:
-    head = ("training", "steps", "weights", "norm error", "norms in", "first loss", "last loss", "findings")
+    head = ("training", "attached", "steps", "weights", "norm error", "norms in", *_LOSSES, "findings", "slowdown")
     return _table(head, [_healthy_line(row) for row in rows])
 
 
 def _healthy_line(row: Row) -> tuple[str, ...]:
     if row.recorded == row.counted == 0:
-        return (row.name, *["-"] * 6, _cell("; ".join(row.faults)))
+        return (row.name, *["-"] * 7, _cell("; ".join(row.faults)), "-")
     same = row.recorded == row.counted == row.steps
     steps = str(row.steps) if same else f"{row.steps}, {row.counted}, {row.recorded}"
     words = [f"**{one.severity}: {one.cause}**" for one in incidents(row.findings)]
@@ -99,7 +102,8 @@ def _healthy_line(row: Row) -> tuple[str, ...]:
     losses = ["-" if math.isnan(loss) else f"{loss:.3g}" for loss in row.losses]
     weights = "equal" if row.is_equal else "**differ**"
     error = "-" if math.isnan(row.norm_error) else f"{row.norm_error:.0e}"
-    return (row.name, steps, weights, error, _percent(row.measured), *losses, _cell(", ".join(words) or "none"))
+    findings, slowdown = _cell(", ".join(words) or "none"), "-" if math.isnan(row.slowdown) else f"{row.slowdown:.2f}"
+    return (row.name, row.attached, steps, weights, error, _percent(row.measured), *losses, findings, slowdown)
 
 
 def planted_table(planted: Iterable[Planted]) -> str:

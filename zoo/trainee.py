@@ -37,7 +37,7 @@ class Trainee:
             return Bare()
         import holter
 
-        monitor = holter.watch(model, optimizer, **self._options(track), **options)
+        monitor = holter.watch(model, optimizer, **self._options(track, "watch()"), **options)
         self.watches[-1].monitor_of = lambda: monitor
         return monitor
 
@@ -48,7 +48,7 @@ class Trainee:
             self.watches.append(Watch(track))
             return Bare()
         watch = import_module("holter.integrations.accelerate").watch
-        monitor = watch(accelerator, model, optimizer, **self._options(track), **options)
+        monitor = watch(accelerator, model, optimizer, **self._options(track, "accelerate.watch()"), **options)
         self.watches[-1].monitor_of = lambda: monitor
         return monitor
 
@@ -60,24 +60,25 @@ class Trainee:
             module, name = _PLAIN[framework]
             return getattr(import_module(module), name)()
         integration = import_module(f"holter.integrations.{framework}")
-        callback = integration.HolterCallback(**self._options(track), **options)
+        callback = integration.HolterCallback(**self._options(track, f"{framework} callback"), **options)
         self.watches[-1].monitor_of = lambda: callback.monitor
         return callback
 
-    def _options(self, track: Track) -> dict[str, Any]:
+    def _options(self, track: Track, by: str) -> dict[str, Any]:
         from holter.sinks.memory import Memory
 
         told = Memory()
-        watch = Watch(track, self.directory / f"run-{len(self.watches)}", told)
+        watch = Watch(track, self.directory / f"run-{len(self.watches)}", told, by)
         self.watches.append(watch)
         return {"run": str(watch.run), "sinks": [told]}
 
 
 class Watch:
-    """One attachment: its track of the reference and, in the watched run, its monitor, run and what that told."""
+    """One attachment: its track of the reference and, in the watched run, its run, what that told, how it was made and
+    its monitor."""
 
-    def __init__(self, track: Track, run: Path | None = None, told: Memory | None = None) -> None:
-        self.track, self.run, self.told = track, run, told
+    def __init__(self, track: Track, run: Path | None = None, told: Memory | None = None, by: str = "") -> None:
+        self.track, self.run, self.told, self.by = track, run, told, by
         self.monitor_of: Callable[[], Monitor | None] = lambda: None
 
 
