@@ -51,7 +51,7 @@ def _leaks(
         options: dict[str, Any] = {"run": path / "run", "sinks": [sink], "alerts": addresses}
         training.monitor = holter.watch(training.model, training.optimizer, **options)
         training.step()
-        training.monitor._alert(FOUND)
+        training.monitor._writer.alert(FOUND)
         delivered = [web.take(), web.take(), mail.take()]
         training.monitor.close()
         for bad in (f"nothing://{user}{CANARY}", CANARY, f"slack://{CANARY}", f"https://{user}h:{CANARY}/", 7, *BAD):

@@ -59,7 +59,7 @@ def test_ten_thousand_findings_are_told_together_and_none_is_lost(web: WebServer
 def test_ten_thousand_findings_leave_the_training_alone(web: WebServer, tmp_path: Path) -> None:
     """P1, P16, P23: found beside the training, while that goes on."""
     training = watched(tmp_path / "run", web.alert())
-    storm = threading.Thread(target=_storm, args=(training.monitor._alert, True))
+    storm = threading.Thread(target=_storm, args=(training.monitor._writer.alert, True))
     storm.start()
     for _ in range(100):
         training.step()

@@ -200,7 +200,7 @@ def test_a_server_that_never_answers_holds_up_neither_training_nor_close(
     training = watched(tmp_path / "run", Alert(server.url(), private=True))
     for step in range(20):
         training.step()
-        training.monitor._alert(finding_at(step))
+        training.monitor._writer.alert(finding_at(step))
     began = time.monotonic()
     training.monitor.close()
     assert time.monotonic() - began <= 2.0
@@ -222,7 +222,7 @@ def test_all_that_is_never_taken_stands_in_the_journal(tmp_path: Path, monkeypat
     training = watched(tmp_path / "run", Alert(f"json://127.0.0.1:{refusing_port()}", private=True))
     training.step()
     for step in range(130):
-        training.monitor._alert(finding_at(step))
+        training.monitor._writer.alert(finding_at(step))
     training.monitor.close()
     run = holter.open_run(tmp_path / "run")
     known = re.findall(r"since step (\d+)", "".join(deliveries(run)))

@@ -208,7 +208,8 @@ def costly(path: Path, times: float, step_time: float = 0.1, name: str = "proces
     journal, memory = Journal(journal_path(path, 0, 0)), np.linspace(1e9, times * 1e9, 10)
     for step in range(80):
         scalars = {"loss": 2.0 / (1 + 0.01 * step), "step_time": step_time}
-        scalars |= {f"machine/{name}": float(memory[step // 8])} if step % 8 == 0 else {}
+        if step % 8 == 0:
+            scalars |= {f"machine/{name}": float(memory[step // 8]), f"machine/{name}_free": 0.0}
         journal.append(Record(step, float(step), scalars))
     journal.append(Ending(0.0, "finished"))
     journal.close()

@@ -14,7 +14,7 @@ import pytest
 
 from holter import frames, journal_parts
 from holter.codec import HEADER_LENGTH, SIGN, Encoder, read_words
-from holter.frames import AROUND, BEGIN, SIGN_AT, frame_before
+from holter.frames import AROUND, BEGIN, SIGN_AT, ScanBudget, frame_before
 from holter.journal import Journal, read_backwards
 from holter.journal_parts import read_sample
 from holter.record import Ending, Entry, LayerRows, Problem, Record
@@ -84,8 +84,8 @@ def test_from_any_byte_the_frame_around_it_is_found(tmp_path: Path, monkeypatch:
     places = begins(path)
     with path.open("rb") as file:
         for place in range(BEGIN, end := path.stat().st_size):
-            assert frame_before(file, place, end) == places[bisect_right(places, place) - 1], place
-        assert frame_before(file, BEGIN - 1, end) is None
+            assert frame_before(file, place, end, BEGIN, ScanBudget()) == places[bisect_right(places, place) - 1], place
+        assert frame_before(file, BEGIN - 1, end, BEGIN, ScanBudget()) is None
 
 
 def test_what_only_looks_like_the_beginning_of_a_frame_is_none(tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ def test_what_only_looks_like_the_beginning_of_a_frame_is_none(tmp_path: Path) -
     data[end - 300 : end - 300 + len(alike)] = alike
     path.write_bytes(data)
     with path.open("rb") as file:
-        assert frame_before(file, end - 1, len(data)) == begin
+        assert frame_before(file, end - 1, len(data), BEGIN, ScanBudget()) == begin
 
 
 def test_a_sample_is_spread_over_the_whole_and_has_its_end(long: Path) -> None:
