@@ -16,6 +16,16 @@ from holter.record import Record
 from tests import odd_trainings as wild
 from tests.odd_trainings import Training, alarms, regression
 
+
+def minus_entropy(p: Tensor, y: Tensor) -> Tensor:
+    return -torch.distributions.Categorical(logits=p).entropy().mean()
+
+
+def punished(p: Tensor, y: Tensor) -> Tensor:
+    policy = torch.distributions.Categorical(logits=p)
+    return policy.log_prob(policy.sample()).mean()
+
+
 SOUND: dict[str, tuple[Training, int]] = {
     "a likelihood that sinks below zero": (wild.gaussian_likelihood, 90),
     "a marginal likelihood, by LBFGS": (wild.gaussian_process, 30),
@@ -34,6 +44,8 @@ SOUND: dict[str, tuple[Training, int]] = {
         regression(lambda p, y: 6.6 * F.cross_entropy(p, y), targets_of=wild.classes, outputs=4, size=8),
         30,
     ),
+    "an entropy that is to rise": (regression(minus_entropy, outputs=4, logs=("inputs",)), 120),
+    "a policy whose every reward is -1": (regression(punished, outputs=4, logs=()), 240),
     "counts, below zero": (regression(F.poisson_nll_loss, targets_of=lambda x, s: (s + 1.5).exp().round()), 60),
 }
 
@@ -48,6 +60,10 @@ def minus(loss: wild.Losses) -> wild.Losses:
     return lambda p, y: -loss(p, y)
 
 
+def two_classes(p: Tensor, y: Tensor) -> Tensor:
+    return F.binary_cross_entropy_with_logits(p, y)
+
+
 def summed(p: Tensor, y: Tensor) -> Tensor:
     return F.mse_loss(p, y, reduction="sum")
 
@@ -58,6 +74,8 @@ def summed(p: Tensor, y: Tensor) -> Tensor:
         (regression(minus(F.mse_loss)), 60, "loss-sign"),
         (regression(minus(F.mse_loss), logs=("inputs",)), 100, "loss-sign"),
         (regression(minus(F.cross_entropy), targets_of=wild.classes, outputs=4), 60, "loss-sign"),
+        (regression(minus(F.cross_entropy), targets_of=wild.classes, outputs=4, logs=()), 180, "loss-sign"),
+        (regression(minus(two_classes), targets_of=lambda x, s: (s > 0).float()), 180, "loss-sign"),
         (regression(summed), 12, "loss-reduction"),
         (
             regression(

@@ -126,6 +126,44 @@ def channels_read(chart: Chart, parameter: str) -> int:
     return chart.shape(parameter)[0 if chart.module(parameter) in _TRANSPOSED else 1]
 
 
+def reads_without(chart: Chart, names: Iterable[str], others: Iterable[str]) -> bool:
+    """Whether these layers, by the numbers that they read and put out, need nothing that the others make.
+
+    A student beside its teacher is so: its first layer reads what the teacher's first one reads, and every later one
+    what another of its own puts out. Where the others put out as many numbers as the first reads, they may as well be
+    what it reads, unless they are of the same shapes, one by one: a copy.
+    """
+    mine, theirs = ([name for name in chart.in_depth(some) if chart.is_matrix(name)] for some in (names, others))
+    if not mine or not theirs:
+        return False
+    first, read = mine[0], _read_and_put_out(chart, mine[0])[0]
+    is_alike = _is_table(chart, first) == _is_table(chart, theirs[0])
+    if not is_alike or read != _read_and_put_out(chart, theirs[0])[0]:
+        return False
+    may_follow = not _is_table(chart, first) and any(read == _read_and_put_out(chart, name)[1] for name in theirs)
+    if may_follow and sorted(map(chart.shape, mine)) != sorted(map(chart.shape, theirs)):
+        return False
+    known, channels = {read}, set[int]()
+    for name in mine:
+        needed, made = _read_and_put_out(chart, name)
+        if needed not in known and not any(needed % one == 0 for one in channels):
+            return False
+        known.add(made)
+        channels |= {made} if len(chart.shape(name)) > 2 else set()  # an image is read in one go, pixel by pixel
+    return True
+
+
+def _is_table(chart: Chart, parameter: str) -> bool:
+    return chart.part(parameter) == "embedding" and len(chart.shape(parameter)) == 2
+
+
+def _read_and_put_out(chart: Chart, parameter: str) -> tuple[int, int]:
+    """How many numbers, or words, a matrix reads and how many numbers it puts out."""
+    if _is_table(chart, parameter):
+        return chart.shape(parameter)[0], chart.shape(parameter)[1]
+    return channels_read(chart, parameter), units(chart, parameter)
+
+
 def is_multiplied(chart: Chart, parameter: str) -> bool:
     """Whether a signal is multiplied with it, as far as is known: a matrix may hold logarithms or first states too.
 

@@ -127,6 +127,23 @@ def target_power(chart: Chart, since: int | None = None, until: int | None = Non
     return float("nan")
 
 
+@until_news
+def two_classes_share(chart: Chart) -> float:
+    """Return the share of ones among targets that are 0 or 1 alone, as fractions; NaN where they are not.
+
+    Of such numbers, and of no others between 0 and 1, the mean square is the mean.
+    """
+    means, deviations = chart.table("batch", "mean"), chart.table("batch", "std")
+    low, high = chart.table("batch", "min"), chart.table("batch", "max")
+    for place in targets_of(means):
+        lowest, highest = low.opening[:, place].min(initial=np.inf), high.opening[:, place].max(initial=-np.inf)
+        mean, std = means.opening[:, place].mean(), deviations.opening[:, place]
+        square = float((means.opening[:, place] ** 2 + std**2).mean())
+        if lowest == 0 and highest == 1 and abs(square - mean) < 1e-3:
+            return float(mean)
+    return float("nan")
+
+
 def _part(series: Series, since: int | None, until: int | None) -> Floats:
     if since is not None:
         return series.since(since)[-24:]

@@ -14,6 +14,7 @@ from holter.diagnosis.causes.batches import (
     label_entropies,
     target_power,
     targets_of,
+    two_classes_share,
 )
 from holter.diagnosis.chart import Chart, column, until_news
 from holter.diagnosis.suspicion import Case, Kind, Suspicion
@@ -25,6 +26,8 @@ _SEEN_ONCE = 40  # of them, where outputs were looked at only once
 _SLACK = 0.02  # of these bounds, in nats: labels may be smoothed or rounded
 _BOUND = -1.05  # below what a similarity, an overlap or a probability with its sign turned can be
 _DEEPER = 1.1  # times its first value
+_FITS_MINUS = (0.9, 1.1)  # times what a guess loses, of a first loss with the other sign
+_FAR, _LONGER = 8.0, 5.0  # times its first value, times the first gradient: where such a loss has no end
 _SOME = 32  # labels: fewer times a guess is what a loss of several terms may well begin with
 _FITS = (0.85, 1.2)  # times as many labels, of a sum that is compared with the mean that its own logits give
 _FITS_A_GUESS = (0.75, 1.6)  # the same, where only the number of classes is known: logits of a new model vary
@@ -126,6 +129,10 @@ def wrong_sign(case: Case) -> Iterator[Suspicion]:
     is_deeper = fallen[-3:].max() < min(_DEEPER * overall_median(fallen[:2]), _BOUND)
     times = 20 if mirrored or has_classes else 1000
     is_wrong = _runs_away(fallen, times * scale_of(losses[: start + 3])) and growth > 10
+    guess = _guess_at_first(chart) if start < 3 else float("nan")
+    if _FITS_MINUS[0] < -overall_median(fallen[:2]) / guess < _FITS_MINUS[1]:
+        mirrored = True
+        is_wrong = is_wrong or (growth > _LONGER and _sinks(fallen, _FAR * guess))
     if not is_wrong and not (has_classes and mirrored and is_deeper):
         return
     yield Suspicion(
@@ -154,6 +161,25 @@ def _begins_mirrored(chart: Chart, losses: Floats) -> bool:
     """Whether the first losses are minus what a guess loses."""
     should = guess_loss(chart) if label_entropies(chart)[1] >= 0 else target_power(chart)
     return bool(0.6 < -overall_median(losses[:2]) / should < 3.0) if should > 0.05 else False
+
+
+def _guess_at_first(chart: Chart) -> float:
+    """Return what a guess loses where the labels are not logged, or are numbers: by the first logits, or by targets
+    that are 0 or 1 the entropy of their mean. NaN where neither is known."""
+    share = two_classes_share(chart)
+    if 0 < share < 1:
+        return float(-share * np.log(share) - (1 - share) * np.log(1 - share))
+    return _mean_by_logits(chart)
+
+
+def _sinks(fallen: Floats, far: float) -> bool:
+    """Whether it lies so far below 0 and falls on. Minus a cross-entropy falls for ever; minus an entropy, or a policy
+    that is only ever punished, stays where it begins."""
+    quarter = len(fallen) // 4
+    if quarter < 5:
+        return False
+    late, earlier = fallen[-quarter:], fallen[-2 * quarter : -quarter]
+    return bool(overall_median(late) < overall_median(earlier) and fallen[-3:].max() < -far)
 
 
 def _has_turned(losses: Floats, start: int) -> bool:

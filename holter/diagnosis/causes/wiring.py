@@ -18,6 +18,7 @@ from holter.diagnosis.anatomy import (
     kind_of,
     last_in_depth,
     owner,
+    reads_without,
 )
 from holter.diagnosis.chart import Chart, until_news
 from holter.diagnosis.suspicion import Case, Kind, Suspicion
@@ -286,7 +287,10 @@ def _cut_off(chart: Chart, layers: Sequence[str], learning: Sequence[str]) -> It
         return
     if is_upstream(chart, [first_in_depth(chart, ran)], learning):
         upstream = [name for name in ran if is_upstream(chart, [name], learning)]
-        yield _detached(chart, upstream, chart.first_step, 0.9)
+        if reads_without(chart, learning, upstream):  # a teacher, or a copy that gives the targets
+            yield _unused(chart, upstream)
+        else:
+            yield _detached(chart, upstream, chart.first_step, 0.9)
         return
     makes = {(kind_of(name), chart.shape(name)) for name in learning}
     inner = [name for name in ran if chart.part(name) == "output" or not ends_a_line(name, learning)]
