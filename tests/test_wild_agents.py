@@ -148,3 +148,31 @@ def test_a_critic_that_learns_faster_than_its_actor_is_no_deeper_layer() -> None
 
 def test_units_are_not_dead_where_examples_are_nearly_alike_and_the_loss_falls() -> None:
     assert alarms(flow, 80, seed=3, activations=8) == []
+
+
+def policy(rate: float) -> Training:
+    """A policy gradient with a running baseline: its loss lies around zero and says nothing of how well it does."""
+
+    def begin() -> tuple[nn.Module, torch.optim.Optimizer, Iterator[wild.Logged]]:
+        model = wild.mlp(4, 32, 32, 2, act=nn.Tanh)
+        optimizer = torch.optim.Adam(model.parameters(), rate)
+
+        def course() -> Iterator[wild.Logged]:
+            usual = torch.zeros(())
+            while True:
+                x = torch.randn(64, 4)
+                choice = torch.distributions.Categorical(logits=model(x))
+                action = choice.sample()
+                reward = (2.0 * action - 1) * x[:, 0].sign() + (x[:, 1] > 0)
+                loss = -(choice.log_prob(action) * (reward - usual)).mean() - 0.01 * choice.entropy().mean()
+                usual = 0.9 * usual + 0.1 * reward.mean()
+                yield wild.stepped(optimizer, loss, inputs=x)
+
+        return model, optimizer, course()
+
+    return begin
+
+
+@pytest.mark.parametrize(("rate", "found"), [(3e-3, []), (0.3, ["lr-too-high"])])
+def test_a_rate_that_ends_a_policy_is_named_though_its_loss_says_nothing(rate: float, found: list[str]) -> None:
+    assert alarms(policy(rate), 120, seed=0) == found

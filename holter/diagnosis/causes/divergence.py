@@ -148,7 +148,8 @@ def too_high(case: Case) -> Iterator[Suspicion]:
         chart.first_step,
         0.95 if _EASED in chart.kept else 0.55 if one_way else score,  # what is eased has the highest, to be replaced
         severity="warning" if harm.is_over else "critical",
-        evidence={"update_ratio": largest, "rate": rate, "loss_over_start": harm.times},
+        evidence={"update_ratio": largest, "rate": rate}
+        | ({} if np.isnan(harm.times) else {"loss_over_start": harm.times}),
         advice=f"One step changes a weight by {100 * largest:.0f} % of its size, and {harm.told}: "
         f"{clip}lower the rate from {number(rate)} to about {number(better)}.",
         check="It worked if update ratios are near 0.01 or below and the loss falls within the first 50 steps.",
@@ -186,7 +187,7 @@ def _harm(case: Case, largest: float) -> _Harm | None:
         (None if was_thrown else thrown, _STAYS_UP),
         (_went_up_again(chart), "the loss does not stay down"),
         (_silenced(chart) if largest > _WHOLE else None, "most gradients are exactly zero since"),
-        (_knocked_out(chart), "most layers have next to no gradient since"),
+        (_knocked_out(chart, largest), "most layers have next to no gradient since"),
     )
     found = next((_Harm(times, told) for times, told in harms if times is not None), None)
     if found is None and thrown is not None:
@@ -305,18 +306,23 @@ def _went_up_again(chart: Chart) -> float | None:
     return float(losses.max() / opening[0]) if is_up else None
 
 
-def _knocked_out(chart: Chart) -> float | None:
+def _knocked_out(chart: Chart, largest: float) -> float | None:
     """How many times its start the loss is, where the very first steps left most layers next to no gradient, which has
-    not come back since, though the loss is far from zero. What is lost later is what a training has learnt."""
+    not come back since, though the loss is far from zero. What is lost later is what a training has learnt.
+
+    NaN of a loss without a size, as an agent's around zero: then the steps must have left nothing of the weights."""
     norms, first = chart.table("gradient", "norm"), chart.first("gradient", "norm", _FIRST + 6)[1]
     start, losses = chart.scalar("loss").opening[:, 0], chart.scalar("loss").values[:, 0]
-    if not is_adaptive(chart) or len(first) < _FIRST + 6 or len(losses) < 40 or not start[0] > 0:
+    if not is_adaptive(chart) or len(first) < _FIRST + 6 or len(losses) < 40 or not np.isfinite(losses).all():
         return None
-    places, late = matrices(chart, norms), overall_median(losses[-20:]) / start[0]
+    has_size = bool((start > 0).all())
+    if not has_size and not largest > _WHOLE:
+        return None
+    places, late = matrices(chart, norms), overall_median(losses[-20:]) / start[0] if has_size else float("nan")
     with np.errstate(all="ignore"):
         soon, now = (median(rows)[places] / median(first[:2])[places] for rows in (first[-6:], norms.values[-8:]))
     is_lost = overall_median(soon) < _FAINT and overall_median(now) < _FAINT
-    return float(late) if is_lost and late > _UNLEARNT else None
+    return float(late) if is_lost and not late <= _UNLEARNT else None
 
 
 def _silenced(chart: Chart) -> float | None:
