@@ -13,7 +13,7 @@ from holter.series import Floats, Integers, Series, known_median, median, overal
 
 STANDS = 0.95  # of the first losses, that the last of them keep: noise between batches is about as large
 FAR = 0.1  # of its size that a step moves a weight by
-_FINDS_ITS_RATE = re.compile(r"(?i)dadapt|prodigy|dog$|dowg|cocob|mechanic")
+_FINDS_ITS_RATE = re.compile(r"(?i)dadapt|prodigy|^l?dog$|^dowg$|cocob|mechanic")
 
 
 def harm(case: Case, since: int, within: int = 12, least: float = 2.0) -> Event | None:
