@@ -19,7 +19,7 @@ from holter.listener import Listener
 Method = Callable[..., None]
 
 _seeing: weakref.WeakSet[Replays] = weakref.WeakSet()
-_changing = threading.Lock()
+_changing = threading.RLock()  # the garbage collector may run while it is held, and close another monitor
 _replaced: list[tuple[str, Method, Method]] = []  # methods of torch's class: name, torch's own, ours
 
 
@@ -51,6 +51,10 @@ class Replays:
         if self._captured:
             self._graphs[graph], self._captured = self._captured, weakref.WeakSet()
 
+    def give_up_capture(self) -> None:
+        """What was captured since the last one is part of no graph."""
+        self._captured = weakref.WeakSet()
+
     def stepped_by(self, graph: Any) -> list[Optimizer]:
         return list(self._graphs.get(graph, ()))
 
@@ -61,6 +65,10 @@ class Replays:
     def after(self, optimizers: Sequence[Optimizer]) -> None:
         for optimizer in optimizers:
             self._listener.after_step(optimizer, "replay")
+
+    def raised(self) -> None:
+        """A replay that was begun did not end."""
+        self._listener.step_raised()
 
     def detach(self) -> None:
         """Report nothing any more. Where somebody else has wrapped the methods by now, ours stay and do nothing."""
@@ -83,7 +91,12 @@ def _wrap(name: str, make: Callable[[Method], Method]) -> None:
 
 def _around_capture_end(inner: Method) -> Method:
     def capture_end(graph: Any) -> None:
-        inner(graph)
+        try:
+            inner(graph)
+        except BaseException:
+            for replays in tuple(_seeing):
+                replays.give_up_capture()
+            raise
         for replays in tuple(_seeing):
             replays.end_capture(graph)
 
@@ -95,7 +108,12 @@ def _around_replay(inner: Method) -> Method:
         concerned = [(one, found) for one in tuple(_seeing) if (found := one.stepped_by(graph))]
         for one, optimizers in concerned:
             one.before(optimizers)
-        inner(graph)
+        try:
+            inner(graph)
+        except BaseException:
+            for one, _ in concerned:
+                one.raised()
+            raise
         for one, optimizers in concerned:
             one.after(optimizers)
 

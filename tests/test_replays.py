@@ -19,6 +19,15 @@ RATE, STEPS = 0.1, 6
 INPUTS = torch.linspace(-1, 1, 15).view(5, 3)
 
 
+class Failure(BaseException):
+    """As KeyboardInterrupt is one: whatever is raised."""
+
+
+def end_capture(graph: Any) -> None:
+    if getattr(graph, "is_broken", False):
+        raise Failure
+
+
 class Device:
     """What is captured, and torch's graphs without a GPU."""
 
@@ -26,12 +35,12 @@ class Device:
         self.is_capturing = False
         monkeypatch.setattr(torch.cuda, "is_initialized", lambda: self.is_capturing)
         monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: self.is_capturing)
-        monkeypatch.setattr(torch.cuda.CUDAGraph, "capture_end", lambda graph: None)
+        monkeypatch.setattr(torch.cuda.CUDAGraph, "capture_end", end_capture)
         monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", lambda graph: graph.work())
 
-    def capture(self, work: Callable[[], Any], replayed: Callable[[], None]) -> Any:
+    def capture(self, work: Callable[[], Any], replayed: Callable[[], Any], is_broken: bool = False) -> Any:
         graph: Any = object.__new__(torch.cuda.CUDAGraph)
-        graph.work = replayed
+        graph.work, graph.is_broken = replayed, is_broken
         self.is_capturing = True
         work()
         self.is_capturing = False
@@ -199,3 +208,35 @@ def test_a_replay_is_replayed_whatever_fails_in_the_monitor(
             monkeypatch.setattr(monitor._collector, name, lambda *_: 1 / 0)
             replay()
     assert torch.equal(model.weight, bare) and monitor.findings != ()
+
+
+def test_steps_of_a_capture_that_raised_are_of_no_other_graph(device: Device) -> None:
+    model, optimizer = start()
+    with watch(model, optimizer) as monitor:
+        with pytest.raises(Failure):
+            device.capture(optimizer.step, lambda: None, is_broken=True)
+        device.capture(lambda: None, lambda: None).replay()  # an evaluation
+        assert not len(monitor.history)
+        captured(device, model, optimizer)()
+    assert len(monitor.history) == 1
+
+
+def test_a_replay_that_raises_is_no_step(device: Device) -> None:
+    """And the forward that follows it belongs to the next step."""
+
+    def work() -> Tensor:
+        if fails:
+            raise Failure
+        return replayed_step(model)
+
+    model, optimizer = start()
+    with watch(model, optimizer) as monitor:
+        graph = device.capture(optimizer.step, work)
+        fails = True
+        with pytest.raises(Failure):
+            graph.replay()
+        assert not monitor._collector.steps._is_stepping and not monitor._collector._updates._looks
+        fails = False
+        graph.replay()
+        assert monitor.findings == ()
+    assert monitor.history.steps.tolist() == [0]
