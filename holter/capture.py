@@ -30,7 +30,7 @@ from holter.imitations import Imitation, WatchedStep
 from holter.listener import Listener
 from holter.loss_scaler import WatchedScaler
 from holter.modules import modules_in, named_parameters, parameters_in, parts_of
-from holter.optimizers import imitation_of, is_same, optimizers_in
+from holter.optimizers import imitation_of, is_same, trainers_in
 from holter.problems import Problems
 from holter.replays import Replays, is_captured
 from holter.selection import Selected, Selection
@@ -47,7 +47,7 @@ _abandoned: list[Capture] = []
 # they run: a pair that came or went with each capture would make a step raise that another thread takes meanwhile.
 _listening: list[Capture] = []
 _step_hooks: list[RemovableHandle | Stand] = []
-_changing = threading.Lock()
+_changing = threading.RLock()  # the garbage collector may run while it is held, and close another monitor
 _untraced: Callable[[Hook], Hook] = torch._compile._disable_dynamo  # unlike torch.compiler.disable it loads nothing now
 
 
@@ -70,6 +70,7 @@ class Layers:
         self._selected: Selected | None = None  # None where all are
         self.left_out: frozenset[int] = frozenset()  # ids of parameters that are not selected
         self.changes = 0  # how often other names were found
+        self._is_current = False  # whether the model was walked through since it may have changed
 
     def is_on_cuda(self) -> bool:
         """Whether the model's first parameter is, without a walk."""
@@ -91,6 +92,7 @@ class Layers:
         model = self._model()
         if model is None:
             return [], []
+        self._is_current = True
         structure, parameters = _walk(model)
         if structure != self._structure:
             self._look_again(model)
@@ -98,15 +100,19 @@ class Layers:
         return [self._names[id(parameter)] for parameter in parameters], parameters
 
     def among(self, parameters: Iterable[Tensor]) -> tuple[list[str], list[Tensor]]:
-        """Names and parameters of those of these that are to be measured, in torch's order: as the model was when last
-        looked at, unless one of them is new. It takes no walk through the model."""
+        """Names and parameters of those of these that are to be measured, in torch's order. It takes one walk through
+        the model at most until `may_have_changed`, unless one of them is new."""
         asked = {id(parameter): parameter for parameter in parameters}
         others = asked.keys() - self._names.keys()
-        if others - self._others:
+        if not self._is_current or others - self._others:
             self.everything()
-            self._others |= others - self._names.keys()
+            self._others |= asked.keys() - self._names.keys()
         found = sorted((asked.keys() & self._names.keys()) - self.left_out, key=self._places.__getitem__)
         return [self._names[one] for one in found], [asked[one] for one in found]
+
+    def may_have_changed(self) -> None:
+        """A training step begins: parameters known until now may have other names, as after `del model[0]`."""
+        self._is_current = False
 
     def knows(self, parameters: Iterable[Tensor]) -> bool:
         """Whether one of these is a parameter of the model, as it was when last looked at."""
@@ -213,6 +219,10 @@ class Capture:
             imitation = imitation_of(optimizer, model) if model is not None else None
             if imitation is not None:
                 self._claim(imitation)
+                # Only now: without any, the stand-in for `step` would go too, and nobody would see the next optimizer.
+                for gone in [one for one in self._stand_ins if one.imitation.optimizer() is None]:
+                    self._stand_ins.remove(gone)
+                    gone.detach()
 
     def detach(self) -> None:
         """Leaves no trace; a second call does nothing."""
@@ -292,7 +302,7 @@ class Capture:
     def skipped(self, optimizer: Optimizer) -> None:
         with self._problems.contained("see a skipped step"):
             model = self._model()
-            for one in optimizers_in(optimizer, model) if model is not None else ():  # it may have been wrapped
+            for one in trainers_in(optimizer, model) if model is not None else ():  # it may have been wrapped
                 known = next((own for own in self._claims if is_same(own, one)), one)
                 if self._concerns(known):
                     self._listener.skipped_step(known)
@@ -337,17 +347,15 @@ class Capture:
 
     def _concerns(self, optimizer: Optimizer) -> bool:
         """Whether this optimizer trains the watched model: it was named, or it holds parameters of it unclaimed."""
-        if self._model() is None:
+        model = self._model()
+        if model is None:
             return False
         known = self._optimizers.get(optimizer)
         if known is None:
-            known = not _claimed.get(optimizer) and self._trains_the_model(optimizer)
+            own = map(id, parameters_in(model))
+            known = not _claimed.get(optimizer) and not held_by(optimizer).isdisjoint(own)
             self._optimizers[optimizer] = known
         return known
-
-    def _trains_the_model(self, optimizer: Optimizer) -> bool:
-        model = self._model()
-        return model is not None and overlaps(parameters_in(model), optimizer)
 
 
 def _listen(capture: Capture) -> None:
@@ -361,7 +369,8 @@ def _listen(capture: Capture) -> None:
 
 def _listen_no_more(capture: Capture) -> None:
     with _changing:
-        _listening[:] = [other for other in _listening if other is not capture]
+        with contextlib.suppress(ValueError):  # removed already; a new list would bring back one removed meanwhile
+            _listening.remove(capture)
         while _step_hooks and not _listening:
             _step_hooks.pop().remove()
 
@@ -388,8 +397,3 @@ def _before_any_clip(parameters: Sequence[Tensor], clip: Clip | None) -> None:
 def _remove_abandoned() -> None:
     while _abandoned:
         _abandoned.pop()._remove_hooks()
-
-
-def overlaps(parameters: Iterable[nn.Parameter], optimizer: Optimizer) -> bool:
-    held = held_by(optimizer)
-    return any(id(parameter) in held for parameter in parameters)

@@ -50,23 +50,23 @@ class WatchedStep:
     gets a stand-in there. `adopt` is asked once about every other optimizer of the class."""
 
     def __init__(self, imitation: Imitation, before: Told, after: Told, adopt: weakref.WeakMethod[Any]) -> None:
-        self.imitation, self._before, self._after, self.adopt = imitation, before, after, adopt
+        self.imitation, self.adopt = imitation, adopt
+        # Partials have no frame of their own. So `before` is called from one that lasts as long as the step, and a step
+        # of torch's inside this one is known to be part of it.
+        self.before, self.after = functools.partial(before, imitation), functools.partial(after, imitation)
         optimizer: Any = imitation.optimizer()
-        self._stand_in = _StandIn.at(optimizer if _has_own_step(optimizer) else type(optimizer))
-        self._stand_in.watchers.append(self)
+        stand_in = _StandIn.at(optimizer if _has_own_step(optimizer) else type(optimizer))
+        stand_in.watchers.append(self)
+        self._stand_in = weakref.ref(stand_in)
 
     def detach(self) -> None:
-        self._stand_in.watchers.remove(self)
-        self._stand_in.leave()
-
-    def before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._before(self.imitation, args, kwargs)
-
-    def after(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._after(self.imitation, args, kwargs)
+        stand_in = self._stand_in()
+        if stand_in is not None and self in stand_in.watchers:
+            stand_in.watchers.remove(self)
+            stand_in.leave()
 
 
-_stand_ins: list[_StandIn] = []
+_stand_ins: weakref.WeakSet[_StandIn] = weakref.WeakSet()
 
 
 def _has_own_step(optimizer: Any) -> bool:
@@ -77,32 +77,37 @@ def _has_own_step(optimizer: Any) -> bool:
 
 
 class _StandIn:
-    """For the `step` of a class or of one optimizer, of all monitors together."""
+    """For the `step` of a class or of one optimizer, of all monitors together.
+
+    Only the `step` that stands in its place holds it, or who has wrapped that: it holds the `step` behind it, which may
+    hold the optimizer and its weights.
+    """
 
     def __init__(self, place: Any) -> None:
         self.watchers: list[WatchedStep] = []
         self._known: weakref.WeakSet[Any] = weakref.WeakSet()  # optimizers that somebody was asked about
-        self._place, self._inner = place, place.step
+        self._place, self._inner = weakref.ref(place), place.step
         self._had_own = "step" in vars(place)
         self._function = self._of_class() if isinstance(place, type) else types.MethodType(self._of_one(place), place)
         place.step = self._function
-        _stand_ins.append(self)
+        _stand_ins.add(self)
 
     @staticmethod
     def at(place: Any) -> _StandIn:
         """Return the one that stands there; where somebody has put theirs before it, another comes before that."""
-        known = (one for one in _stand_ins if one._place is place and vars(place).get("step") is one._function)
+        stands = vars(place).get("step")
+        known = (one for one in tuple(_stand_ins) if one._place() is place and stands is one._function)
         return next(known, None) or _StandIn(place)
 
     def leave(self) -> None:
         """After the last monitor, unless somebody has put theirs before it: then it stays, and tells nobody."""
-        if self.watchers or vars(self._place).get("step") is not self._function:
+        place = self._place()
+        if self.watchers or place is None or vars(place).get("step") is not self._function:
             return
         if self._had_own:
-            self._place.step = self._inner
+            place.step = self._inner
         else:
-            del self._place.step
-        _stand_ins.remove(self)
+            del place.step
 
     def _of_class(self) -> Callable[..., Any]:
         inner = self._inner

@@ -7,6 +7,7 @@ is seen by a stand-in for its `step`, if it lists parameters. What it lists is r
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import types
 from collections.abc import Iterable, Iterator, Mapping
@@ -22,15 +23,6 @@ _DEPTH = 3  # levels of attributes and containers that are looked into
 _MOST = 10_000  # things that are looked at
 _PLAIN = (str, bytes, int, float, complex, Tensor, nn.Module, types.ModuleType, types.FunctionType, types.MethodType)
 _CONTAINERS = (list, tuple, set, frozenset)
-_KEPT = (
-    "optimizer",
-    "_optimizer",
-    "base_optimizer",
-    "inner_optimizer",
-    "optim",
-    "opt",
-    "base",
-)  # of wrappers with slots
 
 
 # What a user gives --------------------------------------------------------------------------------------------
@@ -58,6 +50,11 @@ def optimizers_in(given: Any, model: nn.Module) -> list[Any]:
     return list(found.values())
 
 
+def trainers_in(given: Any, model: nn.Module) -> list[Any]:
+    """Return the optimizers in this one that train the model, as `optimizers_in` does, but none if it is another's."""
+    return _found_in(given, {id(parameter): parameter for parameter in parameters_in(model)})
+
+
 def imitation_of(optimizer: Any, model: nn.Module) -> Imitation | None:
     """Return what is read of an optimizer that is not torch's; None if it trains nothing of this model."""
     own = {id(parameter): parameter for parameter in parameters_in(model)}
@@ -80,14 +77,21 @@ def is_same(one: Any, other: Any) -> bool:
     return _identity(one) == _identity(other)
 
 
-def _of_one(given: Any, own: Mapping[int, Tensor], model: str) -> Iterable[Any]:
+def _found_in(given: Any, own: Mapping[int, Tensor]) -> list[Any]:
     if tells_of_steps(given) and _trains(given, own):
         return [given]
     inside = _torchs_in(given, own)
     if inside:
-        return inside
+        return list(inside)
     if callable(getattr(given, "step", None)) and not isinstance(given, type) and _has_parameters(given, own):
         return [_imitation(given, own)]
+    return []
+
+
+def _of_one(given: Any, own: Mapping[int, Tensor], model: str) -> Iterable[Any]:
+    found = _found_in(given, own)
+    if found:
+        return found
     if isinstance(given, Optimizer):
         raise ValueError(
             f"the {type(given).__name__} holds none of the parameters of this {model}. Was it built "
@@ -169,10 +173,17 @@ def _within(thing: Any) -> Iterable[Any]:
         return list(thing)
     if isinstance(thing, functools.partial):
         return [thing.func]
-    try:
-        return list(vars(thing).values())
-    except TypeError:
-        return [getattr(thing, name, None) for name in _KEPT]
+    return [*getattr(thing, "__dict__", {}).values(), *_in_slots(thing)]
+
+
+def _in_slots(thing: Any) -> Iterator[Any]:
+    for kind in type(thing).__mro__:
+        if "__slots__" not in vars(kind):
+            continue
+        for slot in vars(kind).values():  # not by the names in `__slots__`: Python mangles private ones
+            if isinstance(slot, types.MemberDescriptorType):
+                with contextlib.suppress(AttributeError):  # nothing was assigned to it
+                    yield slot.__get__(thing)
 
 
 def _torchs_in(given: Any, own: Mapping[int, Tensor]) -> list[Optimizer]:

@@ -103,6 +103,8 @@ class TrainingSteps:
     def begin(self, optimizer: Any) -> bool:
         """This optimizer is about to step; whether it is the first of the training step."""
         self._stepping, self._is_stepping = self.member(optimizer).number, True
+        if not self._stepped:
+            self._layers.may_have_changed()
         return not self._stepped
 
     def give_up(self) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import copy
 import functools
+import gc
 import itertools
 import pickle
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -364,16 +366,29 @@ def test_what_cannot_be_seen_is_refused_with_a_way_out(kind: str) -> None:
     assert not isinstance(given, Plain) or "step" not in vars(given)
 
 
-def test_a_wrapper_with_slots_is_looked_into() -> None:
-    class Tight:
-        __slots__ = ("optimizer",)
+class Tight:
+    __slots__ = ("__inner", "never_set", "x")
 
-        def __init__(self, optimizer: Any) -> None:
-            self.optimizer = optimizer
+    def __init__(self, optimizer: Any) -> None:
+        self.__inner, self.x = optimizer, 1
 
+    def step(self) -> None:
+        self.__inner.step()
+
+
+class TightBelow(Tight):
+    __slots__ = "more"
+
+
+class LooseBelow(Tight):
+    pass
+
+
+@pytest.mark.parametrize("kind", [Tight, TightBelow, LooseBelow])
+def test_a_wrapper_with_slots_is_looked_into(kind: type[Tight]) -> None:
     model = mlp()
-    one = sgd(model)
-    monitor = watch(model, Tight(one))
+    one = kind(sgd(model))
+    monitor = watch(model, one)
     assert_seen(monitor, train(model, one), model)
 
 
@@ -508,9 +523,6 @@ def test_a_scalers_skipped_step_is_that_of_the_optimizer_inside(kind: str) -> No
 
 
 def test_model_and_imitation_can_be_collected() -> None:
-    import gc
-    import weakref
-
     model = mlp()
     optimizer = Plain(model.parameters())
     watch(model, optimizer)
@@ -521,3 +533,92 @@ def test_model_and_imitation_can_be_collected() -> None:
     holter.watch(one := mlp(), sgd(one), run=False).close()  # hooks of the other are taken away by now
     gc.collect()
     assert [one() for one in gone] == [None] * 3
+
+
+class Keeper(Plain):
+    """Has a `step` of its own, which holds it."""
+
+    def __init__(self, params: Parameters) -> None:
+        super().__init__(params)
+        self.step = lambda: Plain.step(self)  # type: ignore[assignment, method-assign, misc]
+
+
+@pytest.mark.parametrize("end", ["left open", "closed", "wrapped and closed", "wrapped and left open"])
+def test_an_optimizer_whose_own_step_holds_it_can_be_collected(end: str) -> None:
+    """With its weights: the monitor that is kept holds neither."""
+    model = mlp()
+    optimizer = Keeper(model.parameters())
+    monitor = watch(model, optimizer)
+    train(model, optimizer)
+    if end.startswith("wrapped"):  # as by a scheduler or a profiler
+        theirs = optimizer.step
+        optimizer.step = lambda: theirs()  # type: ignore[assignment, method-assign, misc]
+        train(model, optimizer)
+        del theirs
+    if end.endswith("closed"):
+        monitor.close()
+    gone = weakref.ref(model), weakref.ref(optimizer), weakref.ref(model[0].weight)
+    del model, optimizer
+    gc.collect()
+    assert [one() for one in gone] == [None] * 3
+    assert len(monitor.history) == STEPS * (1 + end.startswith("wrapped"))
+
+
+def test_optimizers_that_each_step_makes_anew_do_not_pile_up() -> None:
+    """P4: what told of the steps of those that are gone goes with them."""
+    model = mlp()
+    with watch(model, Plain(model.parameters())) as monitor:
+        for _ in range(30):
+            train(model, Plain(model.parameters()))
+        assert len(monitor._capture._stand_ins) <= 2
+    assert len(monitor.history) == 30 * STEPS
+    assert Plain.step.__qualname__ == "Plain.step" and not hasattr(Plain.step, "__wrapped__")
+
+
+class LateMaker(Plain):
+    """Not torch's, but steps one of torch's inside, which it makes at its first step."""
+
+    inner: torch.optim.Optimizer | None = None
+
+    def step(self, closure: Any = None) -> str:
+        self.inner = self.inner or torch.optim.SGD(self.params, self.lr)
+        self.inner.step(closure)
+        return "stepped"
+
+
+class LateWithOwnStep(LateMaker):
+    def __init__(self, params: Parameters) -> None:
+        super().__init__(params)
+        self.step = functools.partial(LateMaker.step, self)  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("kind", [LateMaker, LateWithOwnStep])
+def test_a_step_of_torchs_inside_that_of_an_imitation_is_part_of_it(kind: type[LateMaker]) -> None:
+    """P27: exactly one record for each."""
+    model = mlp()
+    optimizer = kind(model.parameters())
+    monitor = watch(model, optimizer)
+    assert_seen(monitor, train(model, optimizer), model)
+
+
+@pytest.mark.parametrize(
+    "other", [sgd, lambda model: Plain(model.parameters()), lambda model: Wrapper(sgd(model), "o")]
+)
+def test_a_skipped_step_of_another_models_optimizer_is_none_of_ours(other: Callable[[nn.Module], Any]) -> None:
+    """As of a GAN, whose two optimizers step under one scaler."""
+    model, theirs = mlp(), mlp()
+    optimizers = (sgd(model), other(theirs))
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    with watch(model, optimizers[0], scaler=scaler) as monitor:
+        for step in range(3):
+            for net, optimizer in zip((model, theirs), optimizers, strict=True):
+                scaler.scale(net(torch.randn(4, 6)).square().mean()).backward()
+                if step == 1 and net is theirs:
+                    theirs[0].weight.grad.fill_(float("inf"))
+                if not isinstance(optimizer, torch.optim.Optimizer):
+                    optimizer.param_groups = [{"params": list(theirs.parameters())}]  # a scaler asks for them
+                scaler.step(optimizer)
+                net.zero_grad()
+            scaler.update()
+        assert monitor.findings == () and not monitor._problems
+    assert monitor.history.scalar("skipped")[1].tolist() == [0, 0, 0]
