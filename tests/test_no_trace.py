@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import copy
 import gc
+import importlib
 import io
 import pickle
 import subprocess
 import sys
+import threading
 import weakref
 from pathlib import Path
 from typing import Any
@@ -364,3 +366,141 @@ def test_a_change_goes_unseen_when_names_are_kept(monkeypatch: pytest.MonkeyPatc
     training.optimizer.add_param_group({"params": training.model[-1].parameters()})
     training.step()
     assert "4.weight" not in training.seen()
+
+
+class Pruned:
+    """A training whose first layer is dropped, at a step at which nothing but updates is measured."""
+
+    def __init__(self, **pace: int) -> None:
+        torch.manual_seed(0)
+        self.model = nn.Sequential(*[nn.Linear(4, 4, bias=False) for _ in range(4)])
+        self.optimizers: list[torch.optim.Optimizer] = [torch.optim.Adam(self.model.parameters(), 0.01)]
+        self.monitor = holter.watch(
+            self.model, self.optimizers, run=False, every=7, weights=None, activations=None, budget=None, **pace
+        )
+
+    def step(self) -> dict[str, float]:
+        """Return how far each parameter was moved."""
+        before = {name: one.detach().clone() for name, one in self.model.named_parameters()}
+        self.model(torch.randn(8, 4)).square().mean().backward()
+        for optimizer in self.optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        return {name: float((one.detach() - before[name]).norm()) for name, one in self.model.named_parameters()}
+
+
+def test_layers_that_move_up_have_their_new_names_in_all_roles() -> None:
+    """`del model[0]` brings no parameter that is new: all that are left have other names."""
+    training, truth = Pruned(updates=1, optimizer_state=1), []
+    for step in range(12):
+        if step == 8:
+            del training.model[0]
+        truth.append(training.step())
+    for record in training.monitor.history.records:
+        rows = record.rows["update"]
+        assert rows.layers == record.rows["second_moment"].layers == tuple(truth[record.step])
+        np.testing.assert_allclose(rows.rows.derive("norm"), list(truth[record.step].values()), rtol=1e-4)
+
+
+@pytest.mark.parametrize("count", [1, 4])
+def test_names_are_looked_for_once_a_step_and_only_where_they_are_needed(
+    count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P6: a walk through a large model takes longer than all else that is done at an ordinary step."""
+    from holter import capture
+
+    training, walks = Pruned(updates=5, optimizer_state=5), []
+    if count > 1:
+        training.optimizers[:] = [torch.optim.Adam([one], 0.01) for one in training.model.parameters()]
+    for _ in range(8):
+        training.step()
+    walk = capture._walk
+
+    def counted(model: nn.Module) -> Any:
+        walks.append(training.monitor._collector.step)
+        return walk(model)
+
+    monkeypatch.setattr(capture, "_walk", counted)
+    for _ in range(13):
+        training.step()
+    needed = {record.step for record in training.monitor.history.records if record.rows}
+    needed |= {step - 1 for step in needed}  # gradients are sampled one step ahead of an update
+    assert walks and len(walks) == len(set(walks)) and set(walks) <= needed
+    assert len(needed & set(range(8, 21))) < 13
+
+
+# The moment at which a monitor is closed, and what else may run the model --------------------------------------
+
+
+_JIT = pytest.mark.filterwarnings("ignore:.torch.jit.(trace|trace_method|script). is deprecated:DeprecationWarning")
+
+
+def test_the_garbage_collector_may_close_a_monitor_while_another_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the `__del__` of a trainer, on the same thread: that must not wait for itself, nor be undone."""
+    from holter import capture
+
+    class Collecting(list[Any]):
+        def __iter__(self) -> Any:
+            yield from tuple(super().__iter__())
+            collect()
+
+        def remove(self, one: Any) -> None:
+            super().remove(one)
+            collect()
+
+    def collect() -> None:
+        if inner:
+            inner.pop().close()
+
+    trainings = [make("mlp") for _ in range(2)]
+    outer, second = map(_watch, trainings)
+    inner: list[holter.Monitor] = []
+    monkeypatch.setattr(capture, "_listening", Collecting(capture._listening))
+    inner.append(second)
+    thread = threading.Thread(target=outer.close, daemon=True)
+    thread.start()
+    thread.join(20)
+    assert not thread.is_alive() and not inner
+    assert not {outer._capture, second._capture} & set(capture._listening)
+
+
+@pytest.mark.parametrize("module", ["capture", "replays"])
+def test_no_lock_is_waited_for_by_the_thread_that_holds_it(module: str) -> None:
+    training = make("mlp")
+    monitor = _watch(training)
+
+    def close() -> None:
+        with importlib.import_module(f"holter.{module}")._changing:
+            monitor.close()
+
+    thread = threading.Thread(target=close, daemon=True)
+    thread.start()
+    thread.join(20)
+    assert not thread.is_alive()
+
+
+@_JIT
+def test_a_watched_model_is_traced_as_one_that_is_not() -> None:
+    """Also when activations are due: what measures them is none of the model's."""
+    graphs = []
+    for is_watched in (True, False):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        monitor = holter.watch(model, optimizer, run=False, budget=None, activations=1) if is_watched else None
+        graphs.append(str(torch.jit.trace(model, torch.ones(1, 4)).inlined_graph).count("aten::"))  # type: ignore[no-untyped-call]
+        if monitor is not None:
+            model(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+            assert monitor.history.layers("activation") and monitor.findings == ()
+    assert graphs[0] == graphs[1]
+
+
+@_JIT
+def test_scripting_a_watched_model_is_refused_with_a_way_out() -> None:
+    training = make("mlp")
+    training.monitor = _watch(training)
+    with pytest.raises(AttributeError, match=r"torch.jit.script.*before watch\(\) or after close\(\)"):
+        torch.jit.script(training.model)
+    training.monitor.close()
+    torch.jit.script(training.model)
