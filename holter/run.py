@@ -19,7 +19,7 @@ import secrets
 import stat
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,9 @@ STALE_SECONDS = 30.0  # a live run touches its journal every few seconds
 _FAR_FUTURE = 1e11  # seconds since 1970; what lies beyond is damage
 _INFO = "run.json"
 _MOST_INFO = 32 << 20  # bytes; that of 10,000 layers has two million
+# Problems that are kept of a run. A monitor writes 100 different ones at most (problems.MOST), so only a journal that
+# something else wrote has more. Each is a finding, which takes 30 times its bytes in the file.
+_MOST_PROBLEMS = 1000
 _JOURNAL = re.compile(r"rank-(\d+)(?:\.(\d+))?\.journal")
 _WORDS = (
     *("heron", "otter", "maple", "cedar", "comet", "amber", "delta", "ember", "falcon", "garnet", "harbor"),
@@ -178,6 +181,12 @@ def _may_be_run(path: Path) -> bool:
         return False
 
 
+def _left_out(last: Problem, count: int) -> Problem:
+    """Stand for further problems; `last` is the last one that is shown."""
+    where = f"show {count:,} more problem{'s' * (count != 1)} of its own"
+    return replace(last, where=where, what=f"a run shows the first {_MOST_PROBLEMS:,}")
+
+
 class _Part:
     """What was read of one journal; forgotten when the file turns out to be another one."""
 
@@ -189,18 +198,27 @@ class _Part:
         self.starts = self.reader.starts
         self.records: list[Record] = []
         self.problems: list[Problem] = []
+        self.more_problems = 0  # beyond those that are kept
         self.ending: Ending | None = None
 
     def read_on(self) -> list[Record]:
         """Reads what is new and returns the records among it."""
-        entries = list(self.reader.read())
-        if self.starts != self.reader.starts:
+        before = len(self.records)
+        for entry in self.reader.read():
+            if self.starts != self.reader.starts:
+                self._forget()
+                before = 0
+            if isinstance(entry, Record):
+                self.records.append(entry)
+            elif isinstance(entry, Ending):
+                self.ending = entry
+            elif len(self.problems) < _MOST_PROBLEMS:
+                self.problems.append(entry)
+            else:
+                self.more_problems += 1
+        if self.starts != self.reader.starts:  # nothing in the other file can be read
             self._forget()
-        fresh = [entry for entry in entries if isinstance(entry, Record)]
-        self.records += fresh
-        self.problems += [entry for entry in entries if isinstance(entry, Problem)]
-        self.ending = next((entry for entry in reversed(entries) if isinstance(entry, Ending)), self.ending)
-        return fresh
+        return self.records[before:]
 
 
 class Run:
@@ -272,8 +290,11 @@ class Run:
 
     @property
     def problems(self) -> list[Problem]:
+        """What failed of Holter's own. If there are too many to show, the last one says how many more there are."""
         self._ensure_read()
-        return [problem for part in self._parts.values() for problem in part.problems]
+        found = [problem for part in self._parts.values() for problem in part.problems]
+        left_out = len(found[_MOST_PROBLEMS:]) + sum(part.more_problems for part in self._parts.values())
+        return [*found[:_MOST_PROBLEMS], _left_out(found[_MOST_PROBLEMS - 1], left_out)] if left_out else found
 
     @property
     def findings(self) -> tuple[Finding, ...]:

@@ -345,9 +345,32 @@ def names_in_a_note(size: int) -> bytes:
     return framed([table(["a"]), *(record(step, [ROLE], {"0.values": np.ones((1, 1))}, notes=notes) for step in (0,))])
 
 
+def problems(size: int) -> bytes:
+    """Each is a finding to whoever shows it."""
+    words = {"kind": "problem", "step": 0, "time": 1.0, "what": ""}
+    return framed([_pack({**words, "where": f"{number:x}"}, {}) for number in range(size // 190)])
+
+
+def another_segment_each(size: int) -> bytes:
+    return framed([record(step % 7, segment=step) for step in range(size // 300)])
+
+
+def another_validation_each(size: int) -> bytes:
+    return framed([record(step, scalars=[f"val_{step}"]) for step in range(size // 300)])
+
+
+def another_role_each(size: int) -> bytes:
+    found: Blobs = []
+    for step in range(size // 480):
+        row = record(step, [{**ROLE, "role": f"r{step}", "layers": step}], {"0.values": np.ones((1, 1))})
+        found += layers_of(f"r{step}", ["a"], step), row
+    return framed(found)
+
+
 MADE: tuple[Callable[[int], bytes], ...] = (
     *(another_layer_each, another_place_each, wide_and_far_apart, wide_and_filled, nearly_as_wide_as_long),
     *(empty_histograms, other_scalars, other_extras, other_roles, names_in_a_note),
+    *(problems, another_segment_each, another_validation_each, another_role_each),
 )
 
 
