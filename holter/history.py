@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -32,7 +34,9 @@ class History:
 
     def __init__(self, records: Iterable[Record] = ()) -> None:
         self.records: Sequence[Record] = tuple(records)
+        # Of each role, once it was asked for: records never change.
         self._stacks: dict[str, tuple[Integers, tuple[str, ...], Floats]] = {}
+        self._extras: dict[str, Mapping[str, None]] = {}
 
     def __len__(self) -> int:
         """How many training steps were recorded."""
@@ -50,18 +54,18 @@ class History:
         """The segment of every step of `steps`; a resume begins a new one."""
         return _integers(record.segment for record in self.records if not record.late)
 
-    @property
+    @cached_property
     def scalars(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(name for record in self.records for name in record.scalars))
 
-    @property
+    @cached_property
     def validation(self) -> tuple[str, ...]:
         """Those of `scalars` that are of data which is not trained on, by their names: val_loss, eval/accuracy, ..."""
         return tuple(filter(is_validation, self.scalars))
 
     @property
     def roles(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(role for record in self.records for role in record.rows))
+        return tuple(self._by_role)
 
     @cached_property
     def depth(self) -> Mapping[str, int]:
@@ -96,9 +100,8 @@ class History:
 
         What was logged late for a step replaces what the step itself had.
         """
-        newest = (next((r for r in reversed(line) if name in r.scalars), None) for line in _by_step(self.records))
-        found = [(record.step, record.scalars[name]) for record in newest if record is not None]
-        return _integers(step for step, _ in found), np.array([value for _, value in found], dtype=np.float64)
+        steps, values = self._by_scalar.get(name, ((), ()))
+        return np.array(steps, dtype=np.int64), np.array(values, dtype=np.float64)
 
     def series(self, role: str, statistic: str) -> tuple[Integers, tuple[str, ...], Floats]:
         """Steps [s], layers [n] and the statistic [s, n] of one role; NaN where a layer was not measured.
@@ -106,20 +109,20 @@ class History:
         A statistic is one of rows.STATISTICS, or of `extras(role)`.
         """
         steps, layers, values = self._stack(role)
-        if statistic in self.extras(role):
+        if statistic in self._extras_of(role):
             return steps, layers, self._extra(role, statistic)
         return steps, layers, derive(values, statistic)
 
     def extras(self, role: str) -> tuple[str, ...]:
         """What is known of the layers of a role besides the statistics of their rows."""
-        return tuple(dict.fromkeys(name for r in self.records if role in r.rows for name in r.rows[role].extras))
+        return tuple(self._extras_of(role))
 
     def histogram(self, role: str, layer: str) -> tuple[Integers, list[Histogram]]:
         """Steps and histograms of one layer, at the steps where they were taken."""
         found = []
-        for record in self.records:
-            layer_rows = record.rows.get(role)
-            if layer_rows and layer_rows.rows.histograms is not None and layer in layer_rows.layers:
+        for record in self._of_role(role):
+            layer_rows = record.rows[role]
+            if layer_rows.rows.histograms is not None and layer in layer_rows.layers:
                 found.append((record.step, layer_rows.rows.histograms[layer_rows.layers.index(layer)]))
         return _integers(step for step, _ in found), [histogram for _, histogram in found]
 
@@ -128,11 +131,7 @@ class History:
         first_of: dict[int, int] = {}
         for record in self.records:
             first_of[record.segment] = min(record.step, first_of.get(record.segment, record.step))
-        # A segment counts up to where the first of its successors starts.
-        until = {
-            segment: min((first for later, first in first_of.items() if later > segment), default=np.inf)
-            for segment in first_of
-        }
+        until = ends_of_segments(first_of)
         alive = [record for record in self.records if record.step < until[record.segment]]
         newest = {record.step: place for place, record in enumerate(alive) if not record.late}
         return History(record for place, record in enumerate(alive) if place >= newest.get(record.step, 0))
@@ -143,7 +142,7 @@ class History:
             import pandas
         except ImportError as error:
             raise ImportError("to_dataframe needs pandas: pip install 'holter[parquet]'") from error
-        lines = _by_step(record for record in self.records if role is None or role in record.rows)
+        lines = _by_step(self.records if role is None else self._of_role(role))
         steps, segments = _integers(line[0].step for line in lines), _integers(line[0].segment for line in lines)
         if role is None:
             logged = [{name: record.scalars[name] for record in line for name in record.scalars} for line in lines]
@@ -163,9 +162,9 @@ class History:
         return pandas.DataFrame(columns)
 
     def _extra(self, role: str, name: str) -> Floats:
-        layers = self.layers(role)
+        _, layers, _ = self._stack(role)
         place = {layer: i for i, layer in enumerate(layers)}
-        lines = _by_step(record for record in self.records if role in record.rows)
+        lines = _by_step(self._of_role(role))
         values = np.full((len(lines), len(layers)), np.nan)
         for i, line in enumerate(lines):
             for layer_rows in (record.rows[role] for record in line):
@@ -174,12 +173,44 @@ class History:
         return values
 
     def _tables(self, role: str) -> Iterable[tuple[str, ...]]:
-        return dict.fromkeys(record.rows[role].layers for record in self.records if role in record.rows)
+        return dict.fromkeys(record.rows[role].layers for record in self._of_role(role))
+
+    def _extras_of(self, role: str) -> Mapping[str, None]:
+        if role not in self._extras:
+            named = (record.rows[role].extras for record in self._of_role(role))
+            self._extras[role] = dict.fromkeys(name for extras in named for name in extras)
+        return self._extras[role]
+
+    def _of_role(self, role: str) -> Sequence[Record]:
+        return self._by_role.get(role, ())
+
+    @cached_property
+    def _by_role(self) -> Mapping[str, Sequence[Record]]:
+        """The records that have each role, in one pass: to search all of them per role takes roles times records."""
+        found: dict[str, list[Record]] = {}
+        for record in self.records:
+            for role in record.rows:
+                found.setdefault(role, []).append(record)
+        return found
+
+    @cached_property
+    def _by_scalar(self) -> Mapping[str, tuple[array[int], array[float]]]:
+        """Steps and values of every scalar, in one pass, for the same reason."""
+        found: dict[str, tuple[array[int], array[float]]] = {}
+        for line in _by_step(self.records):
+            newest = line[0].scalars
+            if len(line) > 1:
+                newest = {name: record.scalars[name] for record in line for name in record.scalars}
+            for name, value in newest.items():
+                steps, values = found.setdefault(name, (array("q"), array("d")))
+                steps.append(line[0].step)
+                values.append(value)
+        return found
 
     def _stack(self, role: str) -> tuple[Integers, tuple[str, ...], Floats]:
-        """Steps [s], layers [n], measured columns [s, n, COLUMNS] of a role; remembered, records never change."""
+        """Steps [s], layers [n], measured columns [s, n, COLUMNS] of a role."""
         if role not in self._stacks:
-            lines = _by_step(record for record in self.records if role in record.rows)
+            lines = _by_step(self._of_role(role))
             layers = self.layers(role)
             place = {name: i for i, name in enumerate(layers)}
             columns_of = {table: [place[name] for name in table] for table in self._tables(role)}
@@ -189,6 +220,20 @@ class History:
                     values[i, columns_of[layer_rows.layers]] = layer_rows.rows.values
             self._stacks[role] = _integers(line[0].step for line in lines), layers, values
         return self._stacks[role]
+
+
+def ends_of_segments(first_steps: Mapping[int, float]) -> dict[int, float]:
+    """Return the step before which each segment counts: the lowest first step of its successors.
+
+    >>> ends_of_segments({0: 0, 1: 50, 2: 30})
+    {2: inf, 1: 30, 0: 30}
+    """
+    ends: dict[int, float] = {}
+    end = math.inf
+    for segment in sorted(first_steps, reverse=True):
+        ends[segment] = end
+        end = min(end, first_steps[segment])
+    return ends
 
 
 def _by_step(records: Iterable[Record]) -> list[list[Record]]:

@@ -36,6 +36,7 @@ from holter.frames import (
     number_of,
     read_frame,
 )
+from holter.history import ends_of_segments
 from holter.record import EXECUTION_ORDER, Entry, Record
 
 _KIND_WITHIN = 72  # bytes of an entry in which its kind stands
@@ -313,7 +314,7 @@ def _survivors(looked: Sequence[_Looked]) -> list[_Frame]:
     starts: dict[int, int] = {}
     for segment, step in ((segment, step) for one in looked for segment, step in one.starts.items()):
         starts[segment] = min(step, starts.get(segment, step))
-    until = {one: min((starts[other] for other in starts if other > one), default=math.inf) for one in starts}
+    until = ends_of_segments(starts)
     alive = [frame for one in looked for frame in one.frames if frame.step < until[frame.segment]]
     newest = {frame.step: place for place, frame in enumerate(alive) if not frame.late}
     return [frame for place, frame in enumerate(alive) if place >= newest.get(frame.step, 0)]

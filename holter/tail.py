@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
+from holter.history import ends_of_segments
 from holter.integrity import Gaps, Integrity, integrity_of
 from holter.journal import JournalReader
 from holter.record import Ending, Entry, Record
@@ -29,7 +30,9 @@ class Tail:
         self._readers: dict[Path, JournalReader] = {}
         self._opened: set[Path] = set()  # those of them that have been read from
         self._first: dict[Path, int] = {}  # steps; of the journals that have a record
+        self._seekers: dict[Path, JournalReader] = {}  # of the journals in which none was found yet
         self._taken: dict[Path, int] = {}  # the last step that was taken from each
+        self._last_taken = -1  # from any
         self._starts: dict[Path, int] = {}  # how often each had been read from its start when something was taken
         self._endings: dict[Path, Ending] = {}
         self._gaps = Gaps()
@@ -85,8 +88,9 @@ class Tail:
                 self._start_over()
             return True
         self._look_for_journals()
+        ends = self._ends()
         for path, reader in list(self._readers.items()):
-            until = self._until(path)
+            until = ends[path]
             for entry in reader.read():
                 self._opened.add(path)
                 if self._starts.setdefault(path, reader.starts) != reader.starts:  # another file took its place
@@ -102,11 +106,12 @@ class Tail:
             self._endings[path] = entry
         elif isinstance(entry, Record):
             self._endings.pop(path, None)
-            if entry.step >= until or (entry.late and entry.step > max(self._taken.values(), default=-1)):
+            if entry.step >= until or (entry.late and entry.step > self._last_taken):
                 return False  # late for a step of a line that ended, where it was still written after the resume
             if not entry.late:
                 self._gaps.put(entry.step)
                 self._taken[path] = max(entry.step, self._taken.get(path, -1))
+                self._last_taken = max(self._last_taken, entry.step)
         return True
 
     def _look_for_journals(self) -> None:
@@ -117,19 +122,27 @@ class Tail:
             self.run = Run(self.path)  # which keeps what run.json said
         for path in paths:
             self._readers.setdefault(path, JournalReader(path))
-            if path not in self._first:
-                records = (entry for entry in JournalReader(path).read() if isinstance(entry, Record))
-                if (first := next((record for record in records if not record.late), None)) is not None:
-                    self._first[path] = first.step
-        if any(taken >= self._until(path) for path, taken in self._taken.items()):  # a resume, from before that
+            if path not in self._first and path != paths[0]:  # the first succeeds none: nobody asks where it starts
+                self._look_for_first(path)
+        ends = self._ends()
+        if any(taken >= ends[path] for path, taken in self._taken.items()):  # a resume, from before that
             self._start_over()
             self._look_for_journals()
 
-    def _until(self, path: Path) -> float:
-        """A segment counts up to where the first of its successors starts."""
+    def _look_for_first(self, path: Path) -> None:
+        """Goes on where the last look ended: else a journal without a record would be read again at every look."""
+        seeker = self._seekers.pop(path, None) or JournalReader(path)
+        for entry in seeker.read():
+            if isinstance(entry, Record) and not entry.late:
+                self._first[path] = entry.step
+                return
+        self._seekers[path] = seeker
+
+    def _ends(self) -> dict[Path, float]:
+        """The step before which each journal counts: each is a segment of its own."""
         paths = list(self._readers)
-        later = paths[paths.index(path) + 1 :]
-        return min((self._first[one] for one in later if one in self._first), default=math.inf)
+        ends = ends_of_segments({at: self._first.get(path, math.inf) for at, path in enumerate(paths)})
+        return {path: ends[at] for at, path in enumerate(paths)}
 
     def _newest(self) -> Path | None:
         return next(reversed(self._readers), None)

@@ -92,7 +92,7 @@ def _never(evidence: Evidence, missing: Sequence[str], others: int) -> Iterator[
     """An expert without work has no gradient either: whether a layer was used is seen in the modules that ran."""
     ran = {*evidence.history.depth, *evidence.history.layers("activation")}
     used = evidence.in_depth(layer for layer in missing if not ran or _owner(layer) in ran)
-    unused = tuple(layer for layer in missing if layer not in used)
+    unused = tuple(layer for layer in missing if ran and _owner(layer) not in ran)
     if used:
         why = "detached?" if ran else "detached, or not used?"
         have = f"{others:,} other layer{'s have' if others > 1 else ' has'}"
