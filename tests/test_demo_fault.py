@@ -21,7 +21,7 @@ from holter.cli import main
 from holter.clinic.case import CAUSES, Case
 from holter.clinic.cases import all_cases
 from holter.clinic.faults.lr import RateJump
-from holter.clinic.training import Training
+from holter.clinic.training import Training, train
 from holter.demo_bedside import Bedside, print_finding, steps_on
 from holter.demo_comparison import Course, judge, lines
 from holter.demo_fault import choose, introduction, missed, remark_on, show_fault
@@ -231,6 +231,20 @@ def test_a_training_gets_sick_is_diagnosed_and_is_cured(tmp_path: Path) -> None:
     assert not losses[-10:].mean() < cured[-10:].mean()
     again = CliRunner().invoke(main, ["demo", "--fault", "lr-jump", "--run", str(run)])
     assert again.exit_code == 1 and "holds a run already" in again.output
+
+
+@pytest.mark.parametrize("architecture", ["mlp", "residual"])
+def test_units_that_are_brought_back_to_life_are_well(tmp_path: Path, architecture: str) -> None:
+    """The demo trains them again with the activations that its advice names: nothing alarms there any more."""
+    sick, twin = choose("dead-relu", architecture)
+    remedy = remedy_for(sick, twin, finding("dead-relu", sick.onset, sick.onset + 8))
+    assert not remedy.removes_fault
+    alarms = {}
+    for name, case in (("sick", sick), ("mended", remedy.case)):
+        train(case, tmp_path / name)
+        found = holter.diagnose(tmp_path / name)
+        alarms[name] = [one.cause for one in found if one.severity != "info" and one.where != "performance"]
+    assert alarms == {"sick": ["dead-relu"], "mended": []}
 
 
 def test_a_remedy_that_does_nothing_does_not_work(tmp_path: Path) -> None:
