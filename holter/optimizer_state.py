@@ -75,11 +75,13 @@ class OptimizerRoles:
         kind = f"momentum {key}"
         if cadence.goes_on(kind) or cadence.is_wanted(kind, self._pace):
             kept = {one.name: one.first for one in self._kept(optimizer) if one.first is not None}
+            cadence.note_tried(kind)  # plain descent keeps nothing, and a walk through all parameters takes long
             for names, rows in self._measuring.measure(kind, list(kept), list(kept.values()), self._pace):
                 found.append(RoleRows("momentum", tuple(names), rows))
         kind = f"second_moment {key}"
         if cadence.goes_on(kind) or cadence.is_wanted(kind, self._pace):
             by_name = {one.name: one for one in self._kept(optimizer) if one.second is not None}
+            cadence.note_tried(kind)
             tensors = [one.second for one in by_name.values() if one.second is not None]
             for names, rows in self._measuring.measure(kind, list(by_name), tensors, self._pace):
                 with cadence.account(kind, False, tensors):

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import holter
+from holter.optimizer_state import OptimizerRoles
 from holter.samples import MOST
 from tests.test_updates import MODELS
 
@@ -229,3 +230,26 @@ def test_moments_have_histograms_at_their_pace() -> None:
     assert steps.tolist() == list(range(STEPS))
     v = optimizer.state[model[0].weight]["exp_avg_sq"]
     assert histograms[-1].quantile(0.5) == pytest.approx(v.double().median().item(), rel=0.15)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_what_an_optimizer_does_not_keep_is_looked_for_at_its_pace(
+    momentum: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P6: a walk through ten thousand parameters takes tens of milliseconds."""
+    walks, kept_by = [0], OptimizerRoles._kept
+
+    def counted(self: OptimizerRoles, optimizer: torch.optim.Optimizer) -> Any:
+        walks[0] += 1
+        return kept_by(self, optimizer)
+
+    monkeypatch.setattr(OptimizerRoles, "_kept", counted)
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=momentum)
+    with holter.watch(model, optimizer, run=False, budget=None, optimizer_state=20) as monitor:
+        for step in range(100):
+            model(torch.randn(8, 4)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            monitor.log(step=step)
+    assert walks[0] <= 2 * (100 / 20 + 1)

@@ -1,4 +1,4 @@
-"""Weights that an optimizer steps and that stay as they are: it writes to a copy."""
+"""Weights that an optimizer steps and that stay as they are: it writes to a copy, or is given no gradient."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ _HALF = ("float16", "bfloat16")
 # Of a weight's size: a step that moves most values by several of the smallest differences that the format knows.
 _SHOWS = {"float64": 1e-14, "float32": 1e-6, "bfloat16": 2.0**-8, "float16": 2.0**-10}
 _EPS = 1e-8  # of Adam, as it mostly is
+_SURE = 20  # steps without any gradient: a first few may well be meant
 
 
 def not_written(case: Case) -> Iterator[Suspicion]:
@@ -96,4 +97,54 @@ def _unwritten(chart: Chart, name: str, unchanged: Series, ratio: float, place: 
     )
 
 
-RULES = (not_written,)
+# No gradient at all -------------------------------------------------------------------------------------------------
+
+
+def no_gradient(case: Case) -> Iterator[Suspicion]:
+    """graph-detached, of the whole model: at every step the optimizer finds no gradient, or one that is zero."""
+    chart = case.chart
+    if chart.resumed or case.step - chart.first_step < _SURE:
+        return
+    if not (_are_none(chart) or _are_zero(chart)) or not _are_still(chart):
+        return
+    if chart.has_column("loss") and not chart.scalar("loss").values.any():
+        return  # a loss of zero asks for nothing
+    told = "no gradient" if _are_none(chart) else "a gradient of exactly zero"
+    yield Suspicion(
+        "graph-detached",
+        "loop",
+        chart.first_step,
+        0.7,
+        severity="critical",
+        evidence={"steps": case.step - chart.first_step + 1, "layers_with_gradient": 0},
+        advice=f"Every weight has {told} at every optimizer.step(), so nothing is learnt: see that zero_grad() does "
+        "not stand between backward() and step(), that backward() is called on the loss of this very model, and that "
+        "the loss is not cut off from its output by detach(), .item(), argmax or torch.no_grad().",
+        check="It worked if gradient_norm is above 0.",
+    )
+
+
+def _are_none(chart: Chart) -> bool:
+    """Whether weights that are to learn were looked at, and none ever had a gradient."""
+    table = {name: chart.table("weight", name) for name in ("requires_grad", "held", "has_gradient")}
+    if chart.layers("gradient") or not len(table["has_gradient"]):
+        return False
+    wanted, held, has = (series.values for series in table.values())
+    return bool(((wanted == 1) & (held == 1)).any() and not (has == 1).any())
+
+
+def _are_zero(chart: Chart) -> bool:
+    norms = chart.table("gradient", "norm")
+    is_from_start = norms.seen == len(norms) or not norms.opening.any()
+    return len(norms) >= _SURE // 2 and is_from_start and not norms.values.any()
+
+
+def _are_still(chart: Chart) -> bool:
+    """Whether weights were looked at twice and are as they were: else they may be trained without gradients."""
+    norms, unchanged = chart.table("weight", "norm"), chart.table("update", "unchanged")
+    if len(unchanged):
+        return bool((unchanged.values == 1).all())
+    return len(norms) > 1 and bool((norms.values[-1] == norms.opening[0]).all())
+
+
+RULES = (not_written, no_gradient)
