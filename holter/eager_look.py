@@ -10,7 +10,8 @@ random numbers, modes and autocast as they are there. The training does not noti
 - The autocast cache is off meanwhile: the training's forward would use weights that were cast without gradients.
 - Compilers are told to stand aside: other sizes would make them compile for changing ones.
 - A user's hooks do not run, since they may collect what they see; if they change outputs, the look does not show it.
-- Variables of its Python files, and attributes of its classes, are put back.
+- Variables, classes, objects and caches that its functions name outside of the model are put back. A forward that
+  names there what cannot be put back, such as an iterator or a thread, is stopped before it uses it.
 
 What cannot be undone is left: a forward that prints, writes a file or calls another machine does so once more. Other
 threads that run compiled code meanwhile run it uncompiled.
@@ -90,12 +91,11 @@ def _run(model: nn.Module, samples: Samples, attach: Attach) -> Samples:
         twin = Twin(unwrapped(model))
         args, kwargs = twin.copy(samples.args), twin.copy(samples.kwargs)
         attach(twin)
-        surroundings = Surroundings(twin.module)
         try:
             with _Guard(twin.tensors):
-                twin.module(*args, **kwargs)
+                Surroundings(twin.held()).run(lambda: twin.module(*args, **kwargs))
         finally:
-            surroundings.put_back()
+            twin.release()
     return samples
 
 

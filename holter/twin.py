@@ -39,15 +39,15 @@ _MOST_OBJECTS = 50_000  # besides tensors; a model that holds its trainer holds 
 _MOST_BYTES = 256 << 20  # of tensors that are copied; more might not fit beside the training
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks")
 _COPIED = (random.Random, np.random.Generator, np.random.RandomState, np.ndarray, bytearray)
-_PLAIN = (str, int, float, bool, bytes, complex, type(None), torch.dtype, torch.device, torch.Size)
+PLAIN = (str, int, float, bool, bytes, complex, type(None), torch.dtype, torch.device, torch.Size)
 # A forward does not change them, or should not be followed there. A lock is given back by who took it.
-_SHARED = (
+SHARED = (
     *(Optimizer, DataLoader, Dataset, Enum, logging.Logger, PurePath, re.Pattern, np.generic, np.dtype, np.ufunc),
     *(type, ModuleType, range, slice, date, timedelta, types.GenericAlias, types.UnionType, type(Ellipsis)),
     *(types.MethodDescriptorType, types.WrapperDescriptorType, type(threading.Lock()), type(threading.RLock())),
 )
 _TORCHS_OWN = frozenset(vars(nn.Module()))  # attributes
-_CONTAINERS = (OrderedDict, defaultdict, dict, deque, list, set, frozenset, tuple)  # and classes made from them
+CONTAINERS = (OrderedDict, defaultdict, dict, deque, list, set, frozenset, tuple)  # and classes made from them
 
 
 class Twin:
@@ -59,12 +59,23 @@ class Twin:
         self._objects = self._bytes = 0
         self.tensors: list[Tensor] = []  # copies: the forward may write to them
         self.originals: dict[int, nn.Module] = {}  # of the twin's modules, by id
+        self._undecorated: list[nn.Module] = []
         self.has_dropped_hooks = False
         self.module = self._module(model)
 
+    def held(self) -> list[Any]:
+        """Return what was copied, or is shared because a forward does not change it: one of each class suffices."""
+        kinds = {type(one): one for one in self._held}
+        return [*kinds.values(), *(one for one in self._held if isinstance(one, FunctionType | ModuleType | type))]
+
+    def release(self) -> None:
+        """Undo what would make the twin hold itself, so that it goes at once and not with the garbage."""
+        for twin in self._undecorated:
+            twin.__dict__.pop("forward", None)
+
     def copy(self, value: Any) -> Any:
         """Return a copy that shares nothing with `value` which a forward may change."""
-        if isinstance(value, _PLAIN):
+        if isinstance(value, PLAIN):
             return value
         if id(value) in self._known:
             return self._known[id(value)]
@@ -118,6 +129,7 @@ class Twin:
         inner = getattr(type(module).forward, "_torchdynamo_orig_callable", None)
         if inner is not None and "forward" not in twin.__dict__:
             twin.__dict__["forward"] = MethodType(inner, twin)
+            self._undecorated.append(twin)
 
     def _tensor(self, value: Tensor) -> Tensor:
         if id(value) in self._known:
@@ -149,7 +161,7 @@ class Twin:
 
     def _object(self, value: Any) -> Any:
         made: Any
-        if isinstance(value, _SHARED):
+        if isinstance(value, SHARED):
             made = value
         elif isinstance(value, torch.Generator):
             made = value.clone_state()
@@ -180,7 +192,7 @@ class Twin:
         Python itself refuses to make an empty one where there is more to an object: of a file, of a generator.
         """
         kind: Any = type(value)
-        base: Any = next((one for one in _CONTAINERS if isinstance(value, one)), object)
+        base: Any = next((one for one in CONTAINERS if isinstance(value, one)), object)
         content = map(self.copy, tuple(value)) if base in (tuple, frozenset) else None
         try:
             if hasattr(kind, "__del__"):

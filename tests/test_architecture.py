@@ -56,6 +56,7 @@ TORCH_SIDE = (
     "holter.sampling",
     "holter.twin",
     "holter.surroundings",
+    "holter.kept",
     "holter.attention",
     "holter.layer_roles",
     "holter.machine",
