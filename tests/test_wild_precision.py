@@ -87,3 +87,24 @@ class Reader(nn.Module):
 def test_gradients_that_float16_cannot_hold_are_named(name: str) -> None:
     found = alarms(FAULTS[name](), budget=None)
     assert found and found[0][0] == "fp16-underflow"
+
+
+def brain(rate: float, noise: float) -> Training:
+    """All in bfloat16, and no master weights."""
+    model, drawn = net().to(BRAIN), points(noise=noise)
+
+    def batch(step: int) -> tuple[Tensor, Tensor]:
+        x, y = drawn(step)
+        return x.to(BRAIN), y
+
+    def loss(output: Tensor, y: Tensor) -> Tensor:
+        return cross_entropy(output.float(), y)
+
+    return Training(model, batch, loss, torch.optim.AdamW(model.parameters(), rate), steps=150)
+
+
+def test_updates_that_are_lost_once_all_is_learnt_are_a_note() -> None:
+    """Before, the same share of them is a warning: a loss that has not come down all the way may stay where it is."""
+    learnt = [one.severity for one in brain(1e-3, 0.1).findings(budget=None) if one.cause == "bf16-update-lost"]
+    stuck = [one.severity for one in brain(3e-5, 0.1).findings(budget=None) if one.cause == "bf16-update-lost"]
+    assert learnt == ["info"] and stuck == ["warning"]

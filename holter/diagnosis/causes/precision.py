@@ -20,6 +20,7 @@ _SEARCH = 40  # steps in a row, from 2^24 down to nothing and below
 _GRID = 2**11  # steps of the smallest number: above that float16 has its full precision
 _ZEROS = 0.1  # of a gradient
 _LOST = 0.5  # of the values that should have changed
+_ALL_THE_WAY = 0.05  # of its start: a loss that has come down so far has little left to learn
 _FEW_VALUES = 20.0  # of a sample that must have had a gradient
 _SAMPLED = 4096.0
 
@@ -258,7 +259,8 @@ def _is_half(chart: Chart, largest: Series) -> bool:
 
 def update_lost(case: Case) -> Iterator[Suspicion]:
     """bf16-update-lost: weights in half precision most of whose values keep their bits though the step would change
-    them. At the end of a schedule, where the rate is next to nothing, little is lost by it."""
+    them. At the end of a schedule, where the rate is next to nothing, little is lost by it, and a loss that has come
+    down all the way is a note: what there was to learn was learnt."""
     chart = case.chart
     if not _in_half(chart, chart.now("update", "unchanged")[0]):
         return
@@ -284,9 +286,10 @@ def update_lost(case: Case) -> Iterator[Suspicion]:
         since,
         0.9,
         Kind.FACT,
+        severity="info" if _has_learnt(chart) else "warning",
         evidence={"unchanged": part, "worst_layer": layer, "worst": float(lost[-1, worst]), "dtype": kind},
         advice=f"{share(part)} of all half-precision weights that had a gradient kept their bits at step "
-        f"{series.steps[-1]:,} (most of them in {layer}: {share(float(lost[-1, worst]))}): "
+        f"{series.steps[-1]:,} (the largest share is {share(float(lost[-1, worst]))}, of {layer}): "
         f"updates are smaller than the rounding of {kind} ({'0.4' if kind == 'bfloat16' else '0.05'} % of a weight). "
         "Keep weights in float32 and use torch.autocast, or an optimizer with float32 master weights or stochastic "
         "rounding.",
@@ -324,6 +327,14 @@ def _lost_share(chart: Chart, series: Series, half: list[int]) -> tuple[Floats, 
 def _rate_counts(chart: Chart) -> bool:
     _, rates = rate_of(chart)
     return not len(rates) or bool(rates[-1] > 0.2 * max(rates.max(), chart.peak_rate))
+
+
+def _has_learnt(chart: Chart) -> bool:
+    losses = chart.scalar("loss")
+    opening, late = losses.opening[:5, 0], losses.values[-20:, 0]
+    if losses.seen < 25 or not (opening > 0).all() or not (late > 0).all():
+        return False
+    return overall_median(late) < _ALL_THE_WAY * overall_median(opening)
 
 
 RULES = (overflow, underflow, update_lost)
