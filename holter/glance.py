@@ -13,7 +13,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from holter.codec import HEADER_LENGTH, is_table, read_json, read_words
+from holter.codec import HEADER_LENGTH, is_table, read_words
 from holter.frames import BEGIN, LENGTH, length_of
 from holter.integrity import Integrity, integrity_of
 from holter.journal import JournalReader, reserved_ending
@@ -29,8 +29,7 @@ _JOURNAL_BYTES = 1 << 20  # that any journal counts for: to open many takes time
 _SMALL, _FEW = 1 << 20, 32  # bytes of journals, and journals, that are all read where their ends say nothing: 0.1 s
 _MOST_WORDS = 4 << 20  # bytes of an entry's words, parsed in 0.1 s in which no other thread runs
 _MOST_RESERVED = 64 << 10  # bytes; the room for an ending has a thousand
-# run.json of 20,000 layers is parsed in 0.1 s. Of a larger one the beginning says what is needed here.
-_MOST_INFO, _INFO_HEAD = 4 << 20, 64 << 10
+MOST_INFO = 4 << 20  # bytes of run.json: that of 20,000 layers, parsed in 0.1 s in which no other thread runs
 _NOTHING: Mapping[str, Any] = {"kind": "nothing"}
 
 
@@ -102,9 +101,9 @@ def glance(run: Run) -> Glance:
 
 def _described(run: Run) -> dict[str, Any]:
     path = run.path / "run.json"
-    if path.is_file() and path.stat().st_size > _MOST_INFO:
-        run = Run(run.path)
-        run.info = _head_of(path)  # instead of reading all of it
+    if path.is_file() and path.stat().st_size > MOST_INFO:
+        run = run.anew()
+        run.most_info = MOST_INFO
     info = run.info
     model, parameters = info.get("model"), info.get("parameters")
     return {
@@ -113,17 +112,6 @@ def _described(run: Run) -> dict[str, Any]:
         "parameters": parameters if isinstance(parameters, int) else None,
         "trouble": "" if info else "run.json is missing or damaged",
     }
-
-
-def _head_of(path: Path) -> Mapping[str, Any]:
-    """What run.json says before its layers."""
-    with path.open("rb", buffering=0) as file:
-        head, found, _ = file.read(_INFO_HEAD).partition(b'"layers"')
-    try:
-        info = read_json(f"{head.decode().rstrip().rstrip(',')}}}") if found else {}
-    except (ValueError, RecursionError):
-        return {}
-    return info if isinstance(info, dict) else {}
 
 
 def _sized(run: Run) -> dict[str, Any]:

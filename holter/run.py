@@ -21,6 +21,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,8 @@ from holter.record import FORMAT, Ending, Problem, Record
 STALE_SECONDS = 30.0  # a live run touches its journal every few seconds
 _FAR_FUTURE = 1e11  # seconds since 1970; what lies beyond is damage
 _INFO = "run.json"
-_MOST_INFO = 32 << 20  # bytes; that of 10,000 layers has two million
+_MOST_INFO = 32 << 20  # bytes; that of 10,000 layers has two million. Of a larger one the ends are read
+_INFO_END = 64 << 10  # bytes
 # Problems that are kept of a run. A monitor writes 100 different ones at most (problems.MOST), so only a journal that
 # something else wrote has more. Each is a finding, which takes 30 times its bytes in the file.
 _MOST_PROBLEMS = 1000
@@ -79,19 +81,24 @@ def write_info(directory: Path, info: Mapping[str, Any]) -> None:
         raise
 
 
-def _read_info(path: Path) -> Mapping[str, Any]:
+def _read_info(path: Path, most: int = _MOST_INFO) -> Mapping[str, Any]:
     try:
-        file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe in its place must not be waited for
-        try:
-            found = os.fstat(file)
-            if not stat.S_ISREG(found.st_mode) or found.st_size > _MOST_INFO:
-                return {}
-            info = read_json(os.read(file, found.st_size).decode())
-        finally:
-            os.close(file)
+        # A pipe in its place must not be waited for.
+        with open(path, "rb", buffering=0, opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+            found = os.fstat(file.fileno())
+            text = file.read(found.st_size) if found.st_size <= most else _ends_of(file)
+            info = read_json(text.decode()) if stat.S_ISREG(found.st_mode) else {}
     except (OSError, ValueError, RecursionError):
         return {}
     return info if isinstance(info, dict) else {}
+
+
+def _ends_of(file: FileIO) -> bytes:
+    """What run.json says before its layers, and of the versions, which come last."""
+    head, layers, _ = file.read(_INFO_END).partition(b'"layers"')
+    file.seek(-_INFO_END, os.SEEK_END)
+    _, versions, tail = file.read(_INFO_END).rpartition(b'"versions"')
+    return head.rstrip().rstrip(b",") + (b"," + versions + tail if versions else b"}") if layers else b""
 
 
 def journal_path(directory: Path, rank: int, segment: int) -> Path:
@@ -181,12 +188,6 @@ def _may_be_run(path: Path) -> bool:
         return False
 
 
-def _left_out(last: Problem, count: int) -> Problem:
-    """Stand for further problems; `last` is the last one that is shown."""
-    where = f"show {count:,} more problem{'s' * (count != 1)} of its own"
-    return replace(last, where=where, what=f"a run shows the first {_MOST_PROBLEMS:,}")
-
-
 class _Part:
     """What was read of one journal; forgotten when the file turns out to be another one."""
 
@@ -222,7 +223,10 @@ class _Part:
 
 
 class Run:
-    """A run directory, read. `refresh()` reads on where the files have grown."""
+    """A run directory, read. `refresh()` reads on where the files have grown. Of a run.json of more than `most_info`
+    bytes all but the layers is read: while it is parsed, no other thread runs."""
+
+    most_info = _MOST_INFO
 
     def __init__(self, path: Path, rank: int | None = None) -> None:
         self.path = path
@@ -231,6 +235,12 @@ class Run:
         self._history = History()
         self._extent: dict[Path, tuple[int, int]] = {}  # of the parts when the history was made
         self._read = False
+
+    def anew(self) -> Run:
+        """Return the same run, of which nothing was read yet."""
+        run = Run(self.path, self._asked_rank)
+        run.most_info = self.most_info
+        return run
 
     def __repr__(self) -> str:
         return f"<Run {self.name}: {self.state}, {len(self.history.latest())} steps>"
@@ -247,7 +257,7 @@ class Run:
     @cached_property
     def info(self) -> Mapping[str, Any]:
         """What run.json says of the training; empty where it is missing or damaged."""
-        return _read_info(self.path / _INFO)
+        return _read_info(self.path / _INFO, self.most_info)
 
     @property
     def created(self) -> float:
@@ -294,7 +304,10 @@ class Run:
         self._ensure_read()
         found = [problem for part in self._parts.values() for problem in part.problems]
         left_out = len(found[_MOST_PROBLEMS:]) + sum(part.more_problems for part in self._parts.values())
-        return [*found[:_MOST_PROBLEMS], _left_out(found[_MOST_PROBLEMS - 1], left_out)] if left_out else found
+        if not left_out:
+            return found
+        where, what = f"show {left_out:,} more of its problems", f"a run shows the first {_MOST_PROBLEMS:,}"
+        return [*found[:_MOST_PROBLEMS], replace(found[_MOST_PROBLEMS - 1], where=where, what=what)]
 
     @property
     def findings(self) -> tuple[Finding, ...]:

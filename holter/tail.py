@@ -23,10 +23,12 @@ class Tail:
 
     def __init__(self, path: Path, begin: Callable[[], None]) -> None:
         self.path, self._begin = path, begin
+        self.run = Run(path)
         self._start_over()
 
     def _start_over(self) -> None:
-        self.run = Run(self.path)
+        self.run = self.run.anew()
+        self._info_state: object = None  # of run.json when it was last read
         self._readers: dict[Path, JournalReader] = {}
         self._opened: set[Path] = set()  # those of them that have been read from
         self._first: dict[Path, int] = {}  # steps; of the journals that have a record
@@ -119,7 +121,7 @@ class Tail:
         if not self._readers.keys() <= set(paths):
             self._start_over()
         if len(paths) > len(self._readers) or not self.run.info:
-            self.run = Run(self.path)  # which keeps what run.json said
+            self._read_info_again()
         for path in paths:
             self._readers.setdefault(path, JournalReader(path))
             if path not in self._first and path != paths[0]:  # the first succeeds none: nobody asks where it starts
@@ -128,6 +130,12 @@ class Tail:
         if any(taken >= ends[path] for path, taken in self._taken.items()):  # a resume, from before that
             self._start_over()
             self._look_for_journals()
+
+    def _read_info_again(self) -> None:
+        """Unless run.json is as it was: to parse a large one takes seconds, and one that says nothing goes on to."""
+        state = _changed(self.path / "run.json"), _size(self.path / "run.json")
+        if state != self._info_state:
+            self.run, self._info_state = self.run.anew(), state
 
     def _look_for_first(self, path: Path) -> None:
         """Goes on where the last look ended: else a journal without a record would be read again at every look."""

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from holter import run as run_file
 from holter.codec import _pack
 from holter.frames import write_frame, write_header
 from holter.history import History
@@ -138,6 +139,25 @@ def test_journals_without_a_record_are_not_read_again_at_every_look(tmp_path: Pa
     assert [one.segment for one in tail.read() if isinstance(one, Record)] == [1]
 
 
+def test_a_run_json_that_says_nothing_is_not_read_at_every_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To parse a large one takes seconds in which no other thread runs. One that changed is read."""
+    write(tmp_path / "rank-0.journal", [Record(0, 1e9)])
+    (tmp_path / "run.json").write_text("[1, 2]")
+    read: list[str] = []
+    real = run_file.read_json
+    monkeypatch.setattr(run_file, "read_json", lambda text: (read.append(text), real(text))[1])
+    tail = Tail(tmp_path, lambda: None)
+    for _ in range(9):
+        list(tail.read())
+        assert not tail.run.info
+    assert len(read) <= 2
+    (tmp_path / "run.json").write_text('{"model": "Small"}')
+    list(tail.read())
+    assert tail.run.info == {"model": "Small"}
+
+
 # Layers, roles, scalars ---------------------------------------------------------------------------------------------
 
 
@@ -249,8 +269,8 @@ def test_problems_beyond_those_of_any_training_are_counted(tmp_path: Path) -> No
     (tmp_path / "run.json").write_text("{}")
     run = Run(tmp_path)
     assert [one.where for one in run.problems[:2]] == ["do 0", "do 1"] and len(run.problems) == 1001
-    assert "2,000 more problems" in run.problems[-1].where
-    assert "2,000 more problems" in run.findings[-1].advice and len(run.findings) == 1001
+    assert "2,000 more of its problems" in run.problems[-1].where
+    assert "2,000 more of its problems" in run.findings[-1].advice and len(run.findings) == 1001
 
 
 def test_problems_of_many_segments_are_counted_together(tmp_path: Path) -> None:
@@ -258,14 +278,14 @@ def test_problems_of_many_segments_are_counted_together(tmp_path: Path) -> None:
         problems = [Problem(segment, 1.0, f"do {at}", "x") for at in range(300)]
         write(tmp_path / f"rank-0.{segment + 1}.journal", [Record(segment, 1e9, segment=segment), *problems])
     run = Run(tmp_path)
-    assert len(run.problems) == 1001 and "200 more problems" in run.problems[-1].where
+    assert len(run.problems) == 1001 and "200 more of its problems" in run.problems[-1].where
     later = Journal(tmp_path / "rank-0.9.journal")
     later.append(Problem(9, 1.0, "do", "x"))
     run.refresh()
     later.append(Problem(9, 1.0, "do again", "x"))
     later.close()
     run.refresh()
-    assert len(run.problems) == 1001 and "202 more problems" in run.problems[-1].where
+    assert len(run.problems) == 1001 and "202 more of its problems" in run.problems[-1].where
 
 
 def test_as_many_problems_as_a_training_can_write_are_all_shown(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
-from holter.glance import Glance, glance
+from holter.glance import MOST_INFO, Glance, glance
 from holter.journal_parts import read_beginning
 from holter.record import Record
 from holter.run import STALE_SECONDS, Run
@@ -305,6 +305,7 @@ def _layers_of(listed: Listed) -> tuple[str, ...]:
     if not listed.signature:
         return ()
     run = Run(listed.path)
+    run.most_info = MOST_INFO  # a larger one holds the GIL for seconds: the first records have the names, too
     names = [layer.get("name") for layer in run.layers if isinstance(layer, dict)]
     found = dict.fromkeys(name for name in names if isinstance(name, str))
     try:
