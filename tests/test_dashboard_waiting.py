@@ -9,22 +9,26 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
 from holter import frames, journal_parts
 from holter import glance as glance_file
+from holter import run as run_file
 from holter.codec import SIGN
 from holter.dashboard import desk as desk_file
 from holter.dashboard import shelf as shelf_file
 from holter.dashboard.desk import Desk
 from holter.dashboard.examinations import Examinations
-from holter.dashboard.shelf import Shelf
+from holter.dashboard.shelf import Listed, Shelf
 from holter.frames import AROUND, BEGIN, HEAD, write_frame, write_header
 from holter.glance import Glance, check_for_damage, glance
 from holter.journal import read_backwards
 from holter.journal_parts import read_beginning, read_end, read_sample
 from holter.record import Record
+from holter.report.examining import Examined
+from holter.report.view import run_view
 from holter.run import Run, write_info
 from tests.dashboards import served, wait_for, write_run
 
@@ -170,7 +174,7 @@ def test_what_a_large_run_json_says_of_a_run_is_read_from_its_beginning(
     (tmp_path / "run.json").unlink()
     info = {"created": 1.79e9, "model": "Small", "parameters": 2000}  # a training writes them in this order
     write_info(tmp_path, {**info, "layers": [{"name": name, "shape": [10, 100]} for name in names]})
-    assert (tmp_path / "run.json").stat().st_size > glance_file._MOST_INFO
+    assert (tmp_path / "run.json").stat().st_size > glance_file.MOST_INFO
     parsed: list[int] = []
     real = json.loads
 
@@ -183,7 +187,7 @@ def test_what_a_large_run_json_says_of_a_run_is_read_from_its_beginning(
     assert (seen.model, seen.parameters, seen.created, seen.trouble) == ("Small", 2000, 1.79e9, "")
     (tmp_path / "run.json").write_text('{"a": [' + "1," * (3 << 20) + "1]}")
     assert "missing or damaged" in glance(Run(tmp_path)).trouble
-    assert max(parsed, default=0) <= glance_file._INFO_HEAD
+    assert max(parsed, default=0) <= run_file._INFO_END
 
 
 def test_that_nothing_in_a_large_journal_can_be_read_is_said_by_those_who_read_it(tmp_path: Path) -> None:
@@ -274,6 +278,99 @@ def test_work_that_takes_long_keeps_no_thread_from_other_work(monkeypatch: pytes
     asyncio.run(asked())
 
 
+class Reading:
+    """A follower that takes so many turns to read its run."""
+
+    turns: ClassVar[dict[str, int]] = {"short": 1}
+    taken: ClassVar[dict[str, int]] = {}
+    is_sample = False
+    version = 1
+
+    def __init__(self, path: Path, **asked: int) -> None:
+        self.run = Run(path)
+
+    @property
+    def is_complete(self) -> bool:
+        return self.taken.get(self.run.name, 0) >= self.turns.get(self.run.name, 50)
+
+    def look(self) -> None:
+        while not self.is_complete:
+            self.read_on(1.0)
+
+    def read_on(self, seconds: float) -> bool:
+        self.taken[self.run.name] = self.taken.get(self.run.name, 0) + 1
+        return self.is_complete
+
+
+def test_runs_that_take_long_to_open_take_turns_with_a_short_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twelve of them, opened before it, kept its page for 25 seconds: each was read to its end or for four seconds."""
+    monkeypatch.setattr(desk_file, "Follower", Reading)
+    monkeypatch.setattr(desk_file, "_FIRST", WAIT)
+    names = [*(f"long{number}" for number in range(12)), "short"]
+    for name in names:
+        write_run(tmp_path / name, steps=1)
+    runs = Shelf(tmp_path).runs()
+
+    async def asked() -> None:
+        desk = Desk(threads=2)
+        pages = [
+            asyncio.create_task(desk.ask(runs[name], "view", lambda follower: follower.run.name)) for name in names
+        ]
+        assert (await pages[-1]).plain == b'"short"'
+        assert max(Reading.taken.values()) <= 4 and not any(page.done() for page in pages[:-1])
+        assert [(await page).plain.decode() for page in pages] == [f'"{name}"' for name in names]
+        assert Reading.taken == {name: Reading.turns.get(name, 50) for name in names}
+
+    asyncio.run(asked())
+
+
+def described(path: Path, layers: int) -> Listed:
+    """A run whose run.json is as a training of so many layers writes it."""
+    names = [f"model.layers.{number}.self_attention.query.weight" for number in range(layers)]
+    told = {"dtype": "float32", "trained": True, "part": "attention", "module": "Linear", "selected": True}
+    write_run(path, steps=3)
+    info = {"created": 1.79e9, "model": "Small", "parameters": 2000}
+    listed = [{"name": name, "shape": [1024, 1024], **told} for name in names]
+    write_info(path, {**info, "layers": listed, "versions": {"torch": "2.9"}})
+    return Shelf(path.parent).runs()[path.name]
+
+
+@pytest.fixture
+def parsed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The lengths of what is parsed, during which no other thread runs."""
+    lengths: list[int] = []
+    real = json.loads
+    monkeypatch.setattr(json, "loads", lambda text: (lengths.append(len(text)), real(text))[1])
+    return lengths
+
+
+@pytest.mark.parametrize("layers", [10_000, 60_000])
+def test_no_page_parses_a_large_run_json(layers: int, tmp_path: Path, parsed: list[int]) -> None:
+    """It held the GIL for up to 17 s. That of 10,000 layers is read whole; of a larger one all but its layers."""
+    listed = described(tmp_path / "run", layers)
+    whole = (tmp_path / "run" / "run.json").stat().st_size
+    parsed.clear()
+    shelf = Shelf(tmp_path)
+    shelf.runs()
+    page = asyncio.run(Desk().ask(listed, "view", lambda follower: run_view(follower, Examined(), ())))
+    seen = json.loads(page.plain)["run"]
+    assert (seen["model"], seen["parameters"], seen["versions"]) == ("Small", 2000, {"torch": "2.9"})
+    names = shelf.layers(listed)
+    assert "first.weight" in names
+    if layers == 10_000:
+        assert len(names) == 10_002 and whole in parsed and whole < glance_file.MOST_INFO / 1.5
+    else:
+        assert whole > 2 * glance_file.MOST_INFO and max(parsed) < 1 << 20
+
+
+def test_a_large_run_json_is_read_whole_where_nobody_else_waits(tmp_path: Path) -> None:
+    described(tmp_path / "run", 60_000)
+    run = Run(tmp_path / "run")
+    assert len(run.layers) == 60_000 and len(run.anew().layers) == 60_000
+
+
 BLOCKED = """
 from holter.dashboard import desk, shelf
 flag = {flag!r}
@@ -285,7 +382,7 @@ def waits(real):
         return real(*asked)
     return wait
 import time
-desk.Follower.look = waits(desk.Follower.look)
+desk.Follower.read_on = waits(desk.Follower.read_on)
 shelf.glance = waits(shelf.glance)
 """
 

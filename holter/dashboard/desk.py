@@ -7,6 +7,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 import anyio
@@ -14,17 +15,23 @@ from anyio import to_thread
 
 from holter.dashboard.bodies import Body, json_body
 from holter.dashboard.shelf import Listed
+from holter.glance import MOST_INFO
 from holter.report.buckets import buckets_for
 from holter.report.reading import Follower
 from holter.run import Run
 
 _OPEN = 6  # runs: a long one of many layers takes tens of megabytes
 _SLICE, _SHORT = 0.5, 0.1  # seconds to read on in a long run: for those who follow it, and for one who waits
+_SMALL = 48 << 20  # bytes of journals, all of which is read before the page is shown; of a longer run a sample
+# Seconds that a page waits for that, and those after which it lets others read: twelve runs that take long are opened
+# in one go by whoever restores his browser's tabs, and a short run must not wait until all of them are read.
+_FIRST, _TURN = 4.0, 0.2
 _CROWD, _MOMENT = 4, 0.5  # so many who wait for one run are content with what was so for so many seconds
 _BODIES = 8  # answers of one run that are kept
 _BUCKETS = 400  # columns of a strip chart, and up to twice as many: what a screen shows
+_LAYER = 150  # bytes of run.json for each layer, at least
 _CELLS = 400_000  # of one of a large model: there are a dozen, in memory
-_LONG = 2.0  # seconds after which work keeps no thread from others any more
+_LONG = 0.5  # seconds after which work keeps no thread from others any more
 _MOST_THREADS = 32
 _IDLE = 600.0  # seconds after which a run that nobody asked for is closed
 
@@ -48,6 +55,7 @@ class Open:
         self._path = listed.path
         self._follower: Follower | None = None
         self._read: object = None  # the signature of what was read
+        self._is_shown = False
         self._bodies: OrderedDict[Hashable, _Made] = OrderedDict()
 
     @property
@@ -61,19 +69,28 @@ class Open:
         return self._follower is not None and self._follower.is_complete
 
     def catch_up(self, listed: Listed, seconds: float = _SLICE) -> Follower:
-        """Blocking. All of a short run at once; a long one in slices, after a first look."""
+        """Blocking. Reads on for so long. A first look takes all of a short run, in several turns; a sample of a long
+        one, which is read in slices from then on."""
         if self._follower is None:
-            buckets = buckets_for(len(Run(self._path).layers), _CELLS, _BUCKETS)
-            self._follower = Follower(self._path, buckets=buckets)
-            self._follower.look()
+            self._follower = _follower_of(self._path)
+            if sum(size for name, size in listed.extent if name != "run.json") > _SMALL:
+                self._follower.look()
+            else:
+                self._follower.read_on(min(seconds, _TURN))
         elif self._read != listed.signature or not self._follower.is_complete:
             self._follower.read_on(seconds)
         self._read = listed.signature
         return self._follower
 
+    @property
+    def is_shown(self) -> bool:
+        """Whether the first look is over."""
+        return self._is_shown or self.is_complete or (self._follower is not None and self._follower.is_sample)
+
     def body(self, key: Hashable, make: Callable[[Follower], Any]) -> Body:
         """Blocking. What `make` says of the run as JSON, once for all who ask the same of the same state."""
         assert self._follower is not None
+        self._is_shown = True
         made = self._bodies.get(key)
         if made is None or made.version != self.version:
             made = _Made(json_body(make(self._follower)), self.version, time.monotonic())
@@ -105,6 +122,9 @@ class Desk:
         async with one.lock:
             if one.lock.statistics().tasks_waiting >= _CROWD and (recent := one.recent(key)) is not None:
                 return recent
+            until = time.monotonic() + _FIRST
+            while not one.is_shown and time.monotonic() < until:
+                await self.in_thread(one.catch_up, listed, _TURN)
             return await self.in_thread(_asked, one, listed, key, make)
 
     async def read_on(self, listed: Listed) -> Open:
@@ -141,6 +161,24 @@ class Desk:
         while len(self._open) > _OPEN:
             self._open.popitem(last=False)
         return one
+
+
+def _follower_of(path: Path) -> Follower:
+    """Its page shows nothing of the layers in run.json. Those of a large one are not read, which would hold the GIL for
+    seconds: how many there are is told by its size."""
+    run = Run(path)
+    run.most_info = MOST_INFO
+    layers = len(run.layers) or _size(path / "run.json") // _LAYER
+    follower = Follower(path, buckets=buckets_for(layers, _CELLS, _BUCKETS))
+    follower.run.most_info = MOST_INFO
+    return follower
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
 
 
 def _asked(one: Open, listed: Listed, key: Hashable, make: Callable[[Follower], Any]) -> Body:
