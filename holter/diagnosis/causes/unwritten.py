@@ -126,11 +126,11 @@ def no_gradient(case: Case) -> Iterator[Suspicion]:
 
 def _are_none(chart: Chart) -> bool:
     """Whether weights that are to learn were looked at, and none ever had a gradient."""
-    table = {name: chart.table("weight", name) for name in ("requires_grad", "held", "has_gradient")}
-    if chart.layers("gradient") or not len(table["has_gradient"]):
+    wanted, held, has = (chart.table("weight", name) for name in ("requires_grad", "held", "has_gradient"))
+    if chart.layers("gradient") or not len(has) or not wanted.names == held.names == has.names:
         return False
-    wanted, held, has = (series.values for series in table.values())
-    return bool(((wanted == 1) & (held == 1)).any() and not (has == 1).any())
+    are_to_learn = (wanted.values[-1] == 1) & (held.values[-1] == 1)
+    return bool(are_to_learn.any() and not (has.opening == 1).any() and not (has.values == 1).any())
 
 
 def _are_zero(chart: Chart) -> bool:
@@ -144,7 +144,7 @@ def _are_still(chart: Chart) -> bool:
     norms, unchanged = chart.table("weight", "norm"), chart.table("update", "unchanged")
     if len(unchanged):
         return bool((unchanged.values == 1).all())
-    return len(norms) > 1 and bool((norms.values[-1] == norms.opening[0]).all())
+    return len(norms) > 1 and np.array_equal(norms.values[-1], norms.opening[0])
 
 
 RULES = (not_written, no_gradient)
