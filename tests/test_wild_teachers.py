@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable
 
 import pytest
@@ -19,7 +20,7 @@ def seeded() -> None:
 
 
 def net(*widths: int) -> nn.Sequential:
-    layers = [part for pair in zip(widths[:-1], widths[1:], strict=True) for part in (nn.Linear(*pair), nn.ReLU())]
+    layers = [part for pair in itertools.pairwise(widths) for part in (nn.Linear(*pair), nn.ReLU())]
     return nn.Sequential(*layers[:-1])
 
 
