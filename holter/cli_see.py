@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +30,7 @@ def report(run: Path, output: Path | None, png: bool) -> None:
     target = output or directory / "report.html"
     view = view_of(directory)
     try:
-        target.write_text(page_of(view), "utf-8")
+        _write_page(target, page_of(view))
         written = [target, *(_pictures(view, target.with_name(f"{target.stem}-charts")) if png else ())]
     except OSError as error:
         raise ValueError(f"cannot write {about(error)}. Name a file you may write with -o") from error
@@ -127,12 +128,26 @@ def compare(runs: tuple[Path, ...], by: str, as_json: bool, html: Path | None, f
         raise SystemExit(FOUND)
 
 
+def _write_page(target: Path, text: str) -> None:
+    """Write it whole or not at all: where the disk is full, an older page stays, and none is left empty."""
+    target = Path(os.path.realpath(target))  # of a link, what it leads to
+    if target.exists() and not target.is_file():  # a pipe, or a terminal
+        target.write_text(text, "utf-8")
+        return
+    draft = target.with_name(f".page-{secrets.token_hex(8)}")
+    try:
+        draft.write_text(text, "utf-8")
+        draft.replace(target)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
 def _write_comparison(found: Comparison, target: Path) -> None:
     from holter.comparison.document import comparison_page
     from holter.comparison.view import comparison_view
 
     try:
-        target.write_text(comparison_page(comparison_view(found)), "utf-8")
+        _write_page(target, comparison_page(comparison_view(found)))
     except OSError as error:
         raise ValueError(f"cannot write {about(error)}. Name a file you may write with --html") from error
 

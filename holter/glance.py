@@ -135,8 +135,10 @@ def _recorded(run: Run) -> dict[str, Any]:
             return {"state": "unreadable", "trouble": run.integrity.sentence}
     elif said is None and last is _NOTHING:  # whether all is like that, the diagnosis says
         trouble = f"nothing can be read in the last {_END_BYTES >> 20} MiB of its journals"
-        return {"state": _state(last, mine[-1]), "trouble": trouble}
-    return {"state": _state(last, mine[-1]), **_progress(chain([said or last], words))}
+        return {"state": _state(last, mine[-1])[0], "trouble": trouble}
+    state, dropped = _state(last, mine[-1])
+    lost = f"{dropped:,} records were lost as it was written" if dropped else ""
+    return {"state": state, "trouble": lost, **_progress(chain([said or last], words))}
 
 
 def _joined(*troubles: str) -> str:
@@ -162,13 +164,13 @@ def _words_of(blob: bytes) -> Mapping[str, Any]:
     return read_words(blob)
 
 
-def _state(last: Mapping[str, Any], journal: Path) -> str:
-    """As `Run.state` says it: an ending is the last entry of its journal."""
+def _state(last: Mapping[str, Any], journal: Path) -> tuple[str, int]:
+    """As `Run.state` says it, and how many records never reached the file; an ending is the last entry."""
     if last["kind"] == "ending":
-        return str(last["state"])
+        return str(last["state"]), int(last.get("dropped") or 0)
     if (ending := _reserved_in(journal)) is not None:
-        return ending.state
-    return "running" if time.time() - journal.stat().st_mtime < STALE_SECONDS else "crashed"
+        return ending.state, ending.dropped
+    return "running" if time.time() - journal.stat().st_mtime < STALE_SECONDS else "crashed", 0
 
 
 def _reserved_in(journal: Path) -> Ending | None:

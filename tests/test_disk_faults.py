@@ -15,8 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 import holter
+from holter.cli import main
 from holter.draft import Draft
 from holter.glance import glance
 from holter.journal import Journal
@@ -120,6 +122,7 @@ def _ended_on_a_full_disk(run: Path, training: Training, posted: list[Draft]) ->
     assert kept == list(range(len(kept))) and 0 < len(kept) < monitor.step
     assert 0 < monitor.dropped == len(posted) - len(stored.records) == stored.ending.dropped
     assert stored.state == "finished" == glance(stored).state
+    assert glance(stored).trouble == f"{monitor.dropped} records were lost as it was written"
     assert not stored.unreadable_bytes and not stored.damage
     (problem,) = stored.problems
     assert f"{monitor.dropped} records were lost" in problem.what and "No space left" in problem.what
@@ -141,6 +144,10 @@ def test_a_file_system_that_is_full_until_the_end(
         training.monitor.close()
         _ended_on_a_full_disk(disk / "run", training, posted)
         assert _warnings(caplog) == 1
+        before = set((disk / "run").iterdir())
+        answer = CliRunner().invoke(main, ["report", str(disk / "run")])
+        assert answer.exit_code == 1 and "cannot write" in answer.output
+        assert set((disk / "run").iterdir()) == before  # no page, and none that is empty
 
 
 def test_a_file_system_that_is_full_when_a_segment_begins(
