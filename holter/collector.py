@@ -117,6 +117,11 @@ class Collector:
         self._updates.give_up()
         self._activations.give_up()
 
+    def close(self) -> None:
+        """At the end, which is none of a step that raised."""
+        self._logged.ask_for_a_step()
+        self.forget_step()
+
     def abandon(self) -> None:
         """Lets go of the parameters where the model is gone and a step had raised; by the garbage collector."""
         self._updates.give_up()

@@ -28,7 +28,11 @@ OWN = {
 }
 OWN_PREFIXES = ("learning_rate/", "weight_decay/", "machine/", "time/", "batch/")
 NONFINITE = "batch/nonfinite"  # the share of what was logged of further micro-batches that held NaN or infinity
-
+_FEW, _IN_VAIN = 10, 1000  # logs before the first step: so many are odd at the end, and at any time
+_NO_STEP = (
+    "values are logged, but no optimizer that it watches has taken a step: call optimizer.step(), or give watch() the "
+    "optimizer that does"
+)
 
 _LOSSES = {
     *("train_loss", "train/loss", "train.loss", "training_loss", "training/loss"),
@@ -83,6 +87,12 @@ class Logged:
         self._loading: Amount | None = None  # of the batch that the loader gave last, until it is trained on
         self._forward_since_step = False
         self._forwards_are_visible = False
+        self._in_vain = 0  # times that something was logged, and no step has been taken yet
+
+    def ask_for_a_step(self) -> None:
+        """Say that none was seen, where many are awaited. A few values may be logged before the first."""
+        if self._last is None and self._in_vain >= _FEW:
+            self._problems.add("see a step", Complaint(_NO_STEP))
 
     def loaded(self, batch: Any) -> None:
         """A batch from `monitor.batches`. It counts when a training forward follows: that of an evaluation does not."""
@@ -118,6 +128,9 @@ class Logged:
         training = {name: value for name, value in values.items() if name not in validation}
         if self._last is None or has_stepped:
             self._add_all(pending, self._next, values)
+            self._in_vain = 0 if has_stepped else self._in_vain + 1
+            if self._in_vain >= _IN_VAIN:
+                self.ask_for_a_step()
             return
         late = Draft(step=step - 1, time=time.time(), late=True)
         self._add_all(late, self._validation, validation)

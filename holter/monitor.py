@@ -383,7 +383,7 @@ class Monitor:
         self._closed = True
         self._at_exit.cancel()
         self._capture.detach()
-        self._collector.forget_step()
+        self._collector.close()
         self._writer.close(Ending(time.time(), state, error), _CLOSE_SECONDS)
 
     def _model_is_gone(self) -> None:

@@ -512,3 +512,22 @@ def _log_each_step(loop: Loop, log: Callable[[Tensor], object]) -> dict[int, flo
         losses[step] = float(loss)
     loop.monitor.close()
     return losses
+
+
+@pytest.mark.parametrize(
+    ("logs", "steps", "told"),
+    [(60, False, True), (5, False, False), (60, True, False), (1100, True, True)],
+    ids=["none at all", "hardly begun", "micro-batches of the first", "far too many before the first"],
+)
+def test_values_that_wait_for_a_step_in_vain_are_told(logs: int, steps: bool, told: bool) -> None:
+    """As where optimizer.step() was forgotten, or another optimizer steps than the one that is watched."""
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with holter.watch(model, optimizer, run=False) as monitor:
+        for _ in range(logs):
+            monitor.log(loss=1.0)
+        if steps:
+            model(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+    said = [one.advice for one in monitor.findings if "no optimizer that it watches has taken a step" in one.advice]
+    assert len(said) == told
