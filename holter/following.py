@@ -217,7 +217,7 @@ class Pulse:
         if self._failed:
             yield self._failed
         if self._more_problems:
-            yield f"{more(self._more_problems, 'problem')} of Holter's own: `holter diagnose` lists them all."
+            yield f"{more(self._more_problems, 'problem')} of Holter's own: see `holter diagnose`."
         found = self._tail.integrity
         if state in ("running", "reading"):  # what is behind the last entry is still being written, or to be read
             found = replace(found, unreadable_bytes=found.damage.unreadable_bytes + found.lost_tail)

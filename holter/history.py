@@ -120,7 +120,7 @@ class History:
     def histogram(self, role: str, layer: str) -> tuple[Integers, list[Histogram]]:
         """Steps and histograms of one layer, at the steps where they were taken."""
         found = []
-        for record in self._of_role(role):
+        for record in self.records_of(role):
             layer_rows = record.rows[role]
             if layer_rows.rows.histograms is not None and layer in layer_rows.layers:
                 found.append((record.step, layer_rows.rows.histograms[layer_rows.layers.index(layer)]))
@@ -142,7 +142,7 @@ class History:
             import pandas
         except ImportError as error:
             raise ImportError("to_dataframe needs pandas: pip install 'holter[parquet]'") from error
-        lines = _by_step(self.records if role is None else self._of_role(role))
+        lines = _by_step(self.records if role is None else self.records_of(role))
         steps, segments = _integers(line[0].step for line in lines), _integers(line[0].segment for line in lines)
         if role is None:
             logged = [{name: record.scalars[name] for record in line for name in record.scalars} for line in lines]
@@ -164,7 +164,7 @@ class History:
     def _extra(self, role: str, name: str) -> Floats:
         _, layers, _ = self._stack(role)
         place = {layer: i for i, layer in enumerate(layers)}
-        lines = _by_step(self._of_role(role))
+        lines = _by_step(self.records_of(role))
         values = np.full((len(lines), len(layers)), np.nan)
         for i, line in enumerate(lines):
             for layer_rows in (record.rows[role] for record in line):
@@ -173,15 +173,16 @@ class History:
         return values
 
     def _tables(self, role: str) -> Iterable[tuple[str, ...]]:
-        return dict.fromkeys(record.rows[role].layers for record in self._of_role(role))
+        return dict.fromkeys(record.rows[role].layers for record in self.records_of(role))
 
     def _extras_of(self, role: str) -> Mapping[str, None]:
         if role not in self._extras:
-            named = (record.rows[role].extras for record in self._of_role(role))
+            named = (record.rows[role].extras for record in self.records_of(role))
             self._extras[role] = dict.fromkeys(name for extras in named for name in extras)
         return self._extras[role]
 
-    def _of_role(self, role: str) -> Sequence[Record]:
+    def records_of(self, role: str) -> Sequence[Record]:
+        """Return those that have rows of this role."""
         return self._by_role.get(role, ())
 
     @cached_property
@@ -210,7 +211,7 @@ class History:
     def _stack(self, role: str) -> tuple[Integers, tuple[str, ...], Floats]:
         """Steps [s], layers [n], measured columns [s, n, COLUMNS] of a role."""
         if role not in self._stacks:
-            lines = _by_step(self._of_role(role))
+            lines = _by_step(self.records_of(role))
             layers = self.layers(role)
             place = {name: i for i, name in enumerate(layers)}
             columns_of = {table: [place[name] for name in table] for table in self._tables(role)}

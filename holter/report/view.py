@@ -174,7 +174,7 @@ def _notes(follower: Follower, examined: Examined) -> list[str]:
     if follower.is_sample:
         found.append(f"A sample of this long run; {share(follower.read_share)} of it has been read so far.")
     if follower.more_problems:
-        found.append(f"{more(follower.more_problems, 'problem')} of Holter's own: `holter diagnose` lists them all.")
+        found.append(f"{more(follower.more_problems, 'problem')} of Holter's own: see `holter diagnose`.")
     if not follower.digest.count:
         found.append("No step has been recorded.")
     return found

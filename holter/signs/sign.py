@@ -98,10 +98,10 @@ def last_histograms(history: History, role: str) -> dict[str, tuple[int, Histogr
     """The newest histogram of every layer of a role, and its step."""
     found: dict[str, tuple[int, Histogram]] = {}
     wanted = set(history.layers(role))
-    for record in reversed(history.records):
-        rows = record.rows.get(role)
-        histograms = rows.rows.histograms if rows is not None else None
-        if rows is not None and histograms is not None:
+    for record in reversed(history.records_of(role)):
+        rows = record.rows[role]
+        histograms = rows.rows.histograms
+        if histograms is not None:
             for place, layer in enumerate(rows.layers):
                 found.setdefault(layer, (record.step, histograms[place]))
         if len(found) == len(wanted):
