@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import operator
 import types
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
@@ -88,7 +89,7 @@ class _StandIn:
         self._known: weakref.WeakSet[Any] = weakref.WeakSet()  # optimizers that somebody was asked about
         self._place, self._inner = weakref.ref(place), place.step
         self._had_own = "step" in vars(place)
-        self._function = self._of_class() if isinstance(place, type) else types.MethodType(self._of_one(place), place)
+        self._function = self._of_class() if isinstance(place, type) else _OwnStep(self, place, self._inner)
         place.step = self._function
         _stand_ins.add(self)
 
@@ -135,20 +136,31 @@ class _StandIn:
                         adopt(optimizer)
         return [one for one in self.watchers if one.imitation.optimizer() is optimizer]
 
-    def _of_one(self, optimizer: Any) -> Callable[..., Any]:
-        inner, place = self._inner, weakref.ref(optimizer)
 
-        @functools.wraps(inner)
-        def step(own: Any, *args: Any, **kwargs: Any) -> Any:
-            told = list(self.watchers) if own is place() else []
-            for one in told:
-                one.before((own, *args), kwargs)
-            result = inner(*args, **kwargs)
-            for one in told:
-                one.after((own, *args), kwargs)
-            return result
+class _OwnStep:
+    """Stands for a `step` that is an attribute of one optimizer. Copies and pickles are of the one behind it: a copied
+    optimizer must step its own weights, and the stand-in knows only those of the first."""
 
-        return step
+    def __init__(self, stand_in: _StandIn, optimizer: Any, inner: Callable[..., Any]) -> None:
+        functools.update_wrapper(self, inner)
+        self._stand_in, self._place, self._inner = stand_in, weakref.ref(optimizer), inner
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        told, own = list(self._stand_in.watchers), self._place()
+        for one in told:
+            one.before((own, *args), kwargs)
+        result = self._inner(*args, **kwargs)
+        for one in told:
+            one.after((own, *args), kwargs)
+        return result
+
+    @property
+    def __func__(self) -> Callable[..., Any]:
+        """What a bound method has: torch's schedulers wrap it."""
+        return functools.wraps(self._inner)(lambda own, *args, **kwargs: self(*args, **kwargs))
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return operator.getitem, ((self._inner,), 0)
 
 
 def groups_of(optimizer: Any) -> list[dict[str, Any]]:

@@ -409,6 +409,33 @@ def test_copies_of_a_watched_imitation_step_alone(kind: Callable[[Parameters], A
         assert_seen(monitor, train(model, optimizer), model)
 
 
+class OwnStep(Plain):
+    def __init__(self, params: Parameters) -> None:
+        super().__init__(params)
+        self.step = self.descend  # type: ignore[method-assign]
+
+    def descend(self, closure: Callable[[], Tensor] | None = None) -> str:
+        return Plain.step(self, closure)
+
+
+@pytest.mark.parametrize(
+    "make", [copy.deepcopy, lambda both: pickle.loads(pickle.dumps(both))], ids=["copied", "pickled"]
+)
+def test_a_copy_of_an_optimizer_with_a_step_of_its_own_steps_its_own_weights(make: Callable[[Any], Any]) -> None:
+    """P2: as where a teacher, or the best model so far, is copied with its optimizer while it is watched."""
+    model = mlp()
+    optimizer = OwnStep(model.parameters())
+    with watch(model, optimizer) as monitor:
+        train(model, optimizer)
+        twin, twins_optimizer = make((model, optimizer))
+        before, twins_before = (copy.deepcopy(one.state_dict()) for one in (model, twin))
+        twin(torch.ones(3, 6)).square().mean().backward()
+        twins_optimizer.step()
+        assert all(torch.equal(one, before[name]) for name, one in model.state_dict().items())
+        assert not all(torch.equal(one, twins_before[name]) for name, one in twin.state_dict().items())
+        assert len(monitor.history) == STEPS and b"holter" not in pickle.dumps(optimizer)
+
+
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
 def test_monitors_of_one_imitation_leave_in_any_order(order: tuple[int, ...]) -> None:
     model = mlp()
