@@ -12,7 +12,7 @@ import sys
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, TypeGuard
+from typing import Any
 
 import torch
 from torch import nn
@@ -54,7 +54,8 @@ class CompiledCalls:
         compiled by torch only if it has hooks.
         """
         model = self._model()
-        return model is not None and self._is_mine(model.__dict__.get("_compiled_call_impl"))
+        call = model.__dict__.get("_compiled_call_impl") if model is not None else None
+        return isinstance(call, _Call) and call.tells(self)
 
     @property
     def are_found(self) -> bool:
@@ -78,19 +79,21 @@ class CompiledCalls:
         self._steps += 1
 
     def _stand_before(self, model: nn.Module) -> None:
-        inner = model.__dict__.get("_compiled_call_impl")
-        if inner is not None and not self._is_mine(inner):
-            model._compiled_call_impl = _Call(inner, self)
+        call = model.__dict__.get("_compiled_call_impl")
+        if call is not None and not isinstance(call, _Call):
+            call = model._compiled_call_impl = _Call(call)
+        if call is not None and not call.tells(self):
+            call.told = (*call.told, weakref.ref(self))
 
     def remove(self) -> None:
         self._remove_hooks()
         model = self._model()
         call = model.__dict__.get("_compiled_call_impl") if model is not None else None
-        if model is not None and self._is_mine(call):
+        if model is None or not isinstance(call, _Call):
+            return
+        call.told = tuple(one for one in call.told if one() not in (self, None))
+        if not call.told:
             model._compiled_call_impl = call.inner
-
-    def _is_mine(self, call: object) -> TypeGuard[_Call]:
-        return isinstance(call, _Call) and call.calls() is self
 
     def _remove_hooks(self) -> None:
         while self._handles:
@@ -106,24 +109,31 @@ class CompiledCalls:
 
 
 class _Call:
-    """Stands before what `model.compile()` left in a model. torch neither pickles nor copies it."""
+    """Stands before what `model.compile()` left in a model, for all monitors together. torch neither pickles nor copies
+    it."""
 
-    def __init__(self, inner: Callable[..., Any], calls: CompiledCalls) -> None:
-        self.inner, self.calls = inner, weakref.ref(calls)
+    def __init__(self, inner: Callable[..., Any]) -> None:
+        self.inner, self.told = inner, tuple[weakref.ref[CompiledCalls], ...]()
+
+    def tells(self, calls: CompiledCalls) -> bool:
+        return any(one() is calls for one in self.told)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
             return self.inner(*args, **kwargs)
-        calls = self.calls()
-        model = calls._model() if calls is not None else None
-        if calls is None or model is None:
-            return self.inner(*args, **kwargs)
-        with calls._problems.contained("see a forward"):
-            calls._see_begin(model, args, kwargs)
+        told = self._told()
+        for calls, model in told:
+            with calls._problems.contained("see a forward"):
+                calls._see_begin(model, args, kwargs)
         output = self.inner(*args, **kwargs)
-        with calls._problems.contained("see a forward"):
-            calls._see_end(model, args, output)
+        for calls, model in told:
+            with calls._problems.contained("see a forward"):
+                calls._see_end(model, args, output)
         return output
+
+    def _told(self) -> list[tuple[CompiledCalls, nn.Module]]:
+        alive = [calls for one in self.told if (calls := one()) is not None]
+        return [(calls, model) for calls in alive if (model := calls._model()) is not None]
 
 
 def _has_compiled() -> bool:

@@ -748,6 +748,28 @@ def test_nothing_of_it_stays() -> None:
     assert net._compiled_call_impl is call
 
 
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_monitors_of_one_compiled_model_leave_in_any_order(order: tuple[int, int]) -> None:
+    """P3, P4: nothing piles up where steps are taken without a forward, and after the last monitor nothing is left."""
+    torch._dynamo.reset()
+    net = Net()
+    net.compile(backend="eager")
+    call = net._compiled_call_impl
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    monitors = [holter.watch(net, optimizer, run=False, machine=False, diagnose=False) for _ in range(2)]
+    stand_in = net._compiled_call_impl
+    for _ in range(3):
+        net(torch.randn(4, 8)).sum().backward()
+        for _ in range(3):
+            optimizer.step()
+    assert net._compiled_call_impl is stand_in and stand_in.inner is call
+    assert [len(monitor.history) for monitor in monitors] == [9, 9]
+    monitors[order[0]].close()
+    assert net._compiled_call_impl is stand_in
+    monitors[order[1]].close()
+    assert net._compiled_call_impl is call
+
+
 def test_what_cannot_be_seen_is_tried_and_told_at_its_pace(monkeypatch: pytest.MonkeyPatch) -> None:
     armed: list[int] = []
     inner = ActivationCapture.arm
