@@ -11,6 +11,8 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import pytest
 
@@ -200,6 +202,49 @@ def test_flush_never_calls_given_up_items_done() -> None:
     background._thread.join(PATIENCE)
     assert not background._thread.is_alive()
     assert not background.flush(0.0)
+
+
+def interrupted(call: Callable[[], object], at: int) -> bool:
+    """Whether a Ctrl-C came at this call or return of a function within the call: there Python looks for signals."""
+    seen = 0
+
+    def trace(frame: FrameType, event: str, arg: object) -> Any:
+        nonlocal seen
+        frame.f_trace_lines = False
+        seen += event in ("call", "return")
+        if seen == at:
+            raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        call()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
+
+
+@pytest.mark.parametrize("name", ["post", "flush", "waiting", "clear"])
+def test_an_interrupt_at_any_moment_does_not_stop_the_thread(name: str, worker: Worker) -> None:
+    """P1: in a notebook the training goes on after it, and what it records must still be written."""
+    background = start(worker)
+    calls: dict[str, Callable[[], object]] = {
+        "post": lambda: background.post(0),
+        "flush": lambda: background.flush(PATIENCE),
+        "waiting": lambda: background.waiting,
+        "clear": background.clear,
+    }
+    at = 1
+    while interrupted(calls[name], at):
+        worker.arrived.clear()
+        background.post(at)
+        assert worker.arrived.wait(PATIENCE / 10) and not background._flushes
+        at += 1
+    assert at > 2  # it was interrupted in the middle
+    background.close(PATIENCE)
 
 
 def test_flush_from_its_own_thread_does_not_wait_for_itself() -> None:
