@@ -62,7 +62,10 @@ class Background(Generic[Item]):
         self._flushes = 0  # that are being waited for
         self._deadline = float("inf")
         self._process = os.getpid()
-        self._changed = threading.Condition()
+        # Held by itself, not by way of the Condition: that has its `__enter__` in Python, and a Ctrl-C which comes
+        # within it would leave the lock held for ever.
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self.dropped = 0  # items that found the queue full, or whose work failed
         self.seconds = 0.0  # processor time that the thread has used
         # A daemon: a hanging disk or sink must not keep the process from ending.
@@ -76,7 +79,7 @@ class Background(Generic[Item]):
         """Queues an item of about this many bytes; False where it had to be dropped."""
         if os.getpid() != self._process:
             return False
-        with self._changed:
+        with self._lock:
             # What is larger than the bound must get through some time: it may be the first, and then does not count.
             first = self._queue[0][1] if self._queue else size
             waiting = self._bytes + size - (first if first > self._most_bytes else 0)
@@ -92,14 +95,14 @@ class Background(Generic[Item]):
     @property
     def waiting(self) -> list[Item]:
         """What is queued, the item that is being worked on among it."""
-        with self._changed:
+        with self._lock:
             return [item for item, _ in self._queue]
 
     def clear(self) -> int:
         """Forgets what is queued, but for what is being worked on; returns how many items that were."""
         if os.getpid() != self._process:
             return 0
-        with self._changed:
+        with self._lock:
             forgotten = max(0, len(self._queue) - 1)
             for _ in range(forgotten):
                 self._bytes -= self._queue.pop()[1]
@@ -109,11 +112,13 @@ class Background(Generic[Item]):
         """Waits until everything posted so far is done, at most this long; says whether it is."""
         if os.getpid() != self._process or threading.current_thread() is self._thread:
             return False
-        with self._changed:
+        with self._lock:
             self._flushes += 1
-            self._changed.notify_all()
-            self._changed.wait_for(lambda: not self._queue or not self._thread.is_alive(), seconds)
-            self._flushes -= 1
+            try:
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: not self._queue or not self._thread.is_alive(), seconds)
+            finally:  # also where the user does not want to wait
+                self._flushes -= 1
             return not self._queue
 
     def close(self, seconds: float) -> int:
@@ -133,7 +138,7 @@ class Background(Generic[Item]):
         """Like close, without waiting for it."""
         if os.getpid() != self._process:
             return
-        with self._changed:
+        with self._lock:
             self._closing = True
             self._deadline = time.monotonic() + seconds
             self._changed.notify_all()
@@ -152,7 +157,7 @@ class Background(Generic[Item]):
         while self._wait_for_item():
             again = self._do(self._queue[0][0])
             self.seconds = time.thread_time()
-            with self._changed:
+            with self._lock:
                 if again is None:
                     _, size = self._queue.popleft()
                     self._bytes -= size
@@ -190,7 +195,7 @@ class Background(Generic[Item]):
         awake_until = began + self._awake_seconds if self._is_busy else began
         while True:
             slept = False
-            with self._changed:
+            with self._lock:
                 if not self._queue and not self._closing:
                     slept = self._asleep = time.monotonic() >= awake_until
                     self._changed.wait(self._idle_seconds if slept else self._pace_seconds)
