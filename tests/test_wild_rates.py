@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from sklearn.datasets import load_digits
@@ -13,9 +14,12 @@ from torch.nn import functional as F
 from torch.optim import SGD, Adam
 
 import holter
+from holter.diagnosis.causes import divergence
 from holter.diagnosis.doctor import Doctor
+from holter.record import Record
 from tests import odd_trainings as wild
 from tests.odd_trainings import Training, alarms, regression
+from tests.test_chart import rows
 
 
 def _line(model: nn.Linear, weight: float, rate: float = 1e-2) -> tuple[nn.Module, Adam, Iterator[wild.Logged]]:
@@ -124,6 +128,27 @@ def _adam(parameters: object) -> torch.optim.Optimizer:
 )
 def test_what_is_wrong_with_a_rate_is_still_named(training: Training, cause: str) -> None:
     assert alarms(training, 60)[:1] == [cause]
+
+
+@pytest.mark.parametrize(
+    ("losses", "severities"),
+    [
+        ([0.5, 24.0, *np.geomspace(0.1, 1e-4, 28)], []),  # as L-BFGS without a line search, in torch's own example
+        ([0.5, 24.0, *np.geomspace(0.1, 1e-4, 10)], []),
+        ([0.5, 24.0, *[0.45] * 28], ["critical"]),
+        ([0.5, *[24.0] * 8, *np.geomspace(0.1, 1e-4, 50)], ["warning"]),
+    ],
+)
+def test_a_stumble_after_which_all_is_learnt_is_no_rate_that_is_too_high(
+    losses: list[float], severities: list[str]
+) -> None:
+    layers = ("a.weight", "b.weight")
+    doctor = Doctor({"layers": [{"name": name, "shape": [8, 8]} for name in layers]}, [divergence.too_high])
+    for step, loss in enumerate(losses):
+        told = {"update": rows(layers, ratio=1.2 if step < 4 else 0.03, weight_norm=2.0)}
+        doctor.take(Record(step, float(step), {"loss": float(loss), "learning_rate": 0.8}, told))
+    doctor.finish()
+    assert [finding.severity for finding in doctor.findings] == severities
 
 
 def test_units_that_the_loss_can_do_without_are_a_note() -> None:

@@ -33,6 +33,7 @@ _OPENING = 60  # steps in which a rate that is wrong from the start shows
 _BELOW = 0.9  # of its start, of a guess, or of what it was at the end of the opening: a loss that is lower has learnt
 _LEAST, _MOST = 0.97, 1.25  # times the loss of a guess: what has learnt nothing lies there; above, it may yet come
 _UNLEARNT = 0.3  # of its start: a loss that is lower has learnt, whatever was lost on the way
+_BRIEF, _SETTLED = 2, 5  # steps above its start that are a stumble, and losses by which it is known to be over
 _STAYS_UP = "the loss does not come down"
 _SAID, _EASED = "lr-too-high was said", "lr-too-high was eased"  # what a chart remembers
 
@@ -281,10 +282,14 @@ def _opening_ends(chart: Chart) -> int:
 
 
 def _thrown_up(case: Case) -> float | None:
-    """How many times its start the loss was in the first steps, where that was more than any batch makes it."""
-    losses = case.chart.scalar("loss").opening[:20, 0]
+    """How many times its start the loss was in the first steps, where that was more than any batch makes it.
+
+    None after a stumble: one or two steps too far, as L-BFGS takes them without a line search, and learnt at once."""
+    losses, recent = case.chart.scalar("loss").opening[:20, 0], case.chart.scalar("loss").values[-_SETTLED:, 0]
     is_far = len(losses) >= 10 and np.isfinite(losses).all() and losses.max() > 2 * losses[0] > 0
-    return float(losses.max() / losses[0]) if is_far else None
+    if not is_far or ((losses > losses[0]).sum() <= _BRIEF and (recent < _UNLEARNT * losses[0]).all()):
+        return None
+    return float(losses.max() / losses[0])
 
 
 def _went_up_again(chart: Chart) -> float | None:
