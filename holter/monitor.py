@@ -306,6 +306,7 @@ class Monitor:
         self._attempt("read the gradients", self._collector.read_gradients, "skipped step", optimizer)
         self._take(optimizer, skipped=True)
 
+    @contained("forget a step")
     def step_raised(self) -> None:
         self._collector.forget_step()
 

@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from holter.listener import Listener
 
 Method = Callable[..., None]
+Stepping = weakref.WeakKeyDictionary[Optimizer, None]  # in the order of their steps, which a WeakSet would not keep
 
 _seeing: weakref.WeakSet[Replays] = weakref.WeakSet()
 _changing = threading.RLock()  # the garbage collector may run while it is held, and close another monitor
@@ -33,12 +34,12 @@ class Replays:
 
     def __init__(self, listener: Listener) -> None:
         self._listener = listener
-        self._captured: weakref.WeakSet[Optimizer] = weakref.WeakSet()  # since the last capture ended
-        self._graphs: weakref.WeakKeyDictionary[Any, weakref.WeakSet[Optimizer]] = weakref.WeakKeyDictionary()
+        self._captured = Stepping()  # since the last capture ended
+        self._graphs: weakref.WeakKeyDictionary[Any, Stepping] = weakref.WeakKeyDictionary()
 
     def capture(self, optimizer: Optimizer) -> None:
         """Note that this optimizer's step becomes part of the graph that is being captured."""
-        self._captured.add(optimizer)
+        self._captured[optimizer] = None
         with _changing:
             _seeing.add(self)
             if not _replaced:
@@ -49,11 +50,11 @@ class Replays:
         """Note that what was captured belongs to this graph; it may have been captured before."""
         self._graphs.pop(graph, None)
         if self._captured:
-            self._graphs[graph], self._captured = self._captured, weakref.WeakSet()
+            self._graphs[graph], self._captured = self._captured, Stepping()
 
     def give_up_capture(self) -> None:
         """What was captured since the last one is part of no graph."""
-        self._captured = weakref.WeakSet()
+        self._captured = Stepping()
 
     def stepped_by(self, graph: Any) -> list[Optimizer]:
         return list(self._graphs.get(graph, ()))
@@ -89,15 +90,20 @@ def _wrap(name: str, make: Callable[[Method], Method]) -> None:
     _replaced.append((name, inner, outer))
 
 
+def _those_that_see() -> list[Replays]:
+    with _changing:  # another thread may begin to capture meanwhile
+        return list(_seeing)
+
+
 def _around_capture_end(inner: Method) -> Method:
     def capture_end(graph: Any) -> None:
         try:
             inner(graph)
         except BaseException:
-            for replays in tuple(_seeing):
+            for replays in _those_that_see():
                 replays.give_up_capture()
             raise
-        for replays in tuple(_seeing):
+        for replays in _those_that_see():
             replays.end_capture(graph)
 
     return capture_end
@@ -105,7 +111,7 @@ def _around_capture_end(inner: Method) -> Method:
 
 def _around_replay(inner: Method) -> Method:
     def replay(graph: Any) -> None:
-        concerned = [(one, found) for one in tuple(_seeing) if (found := one.stepped_by(graph))]
+        concerned = [(one, found) for one in _those_that_see() if (found := one.stepped_by(graph))]
         for one, optimizers in concerned:
             one.before(optimizers)
         try:

@@ -4,6 +4,8 @@ hook; test_cuda.py replays real graphs."""
 from __future__ import annotations
 
 import logging
+import threading
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import holter
+from holter import replays
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="where there is a GPU, test_cuda.py replays graphs")
 RATE, STEPS = 0.1, 6
@@ -208,6 +211,55 @@ def test_a_replay_is_replayed_whatever_fails_in_the_monitor(
             monkeypatch.setattr(monitor._collector, name, lambda *_: 1 / 0)
             replay()
     assert torch.equal(model.weight, bare) and monitor.findings != ()
+
+
+def test_optimizers_are_told_of_in_the_order_of_their_steps(device: Device) -> None:
+    """Not in that of their addresses, which is another in every process."""
+    model, _ = start()
+    optimizers = [torch.optim.SGD(model.parameters(), RATE) for _ in range(12)]
+    seen = replays.Replays(None)  # type: ignore[arg-type]
+    for optimizer in optimizers:
+        seen.capture(optimizer)
+    seen.end_capture(model)
+    assert seen.stepped_by(model) == optimizers
+    seen.detach()
+
+
+def test_a_capture_on_another_thread_does_not_disturb_a_replay(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Slow(weakref.WeakSet[Any]):
+        def __iter__(self) -> Iterator[Any]:
+            for one in super().__iter__():
+                if others:
+                    threads.append(threading.Thread(target=others.pop().capture, args=(optimizer,)))
+                    threads[-1].start()
+                    threads[-1].join(0.3)  # where it may, it captures in between
+                yield one
+
+    monkeypatch.setattr(replays, "_seeing", Slow())
+    threads: list[threading.Thread] = []
+    others: list[replays.Replays] = []
+    model, optimizer = start()
+    with watch(model, optimizer) as monitor:
+        replay = captured(device, model, optimizer)
+        others.append(other := replays.Replays(monitor))
+        replay()
+        threads[0].join()
+        other.detach()
+        assert len(monitor.history) == 1
+
+
+def test_a_replay_that_raises_is_told_of_itself(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """P1: not of what the monitor makes of it."""
+
+    def work() -> None:
+        raise Failure
+
+    model, optimizer = start()
+    with watch(model, optimizer) as monitor:
+        graph = device.capture(optimizer.step, work)
+        with monkeypatch.context() as patch, pytest.raises(Failure):
+            patch.setattr(monitor._collector, "forget_step", lambda: 1 / 0)
+            graph.replay()
 
 
 def test_steps_of_a_capture_that_raised_are_of_no_other_graph(device: Device) -> None:
