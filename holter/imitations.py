@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import operator
+import threading
 import types
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
@@ -68,6 +69,7 @@ class WatchedStep:
 
 
 _stand_ins: weakref.WeakSet[_StandIn] = weakref.WeakSet()
+_changing = threading.RLock()  # two threads may begin to watch; the garbage collector may run while it is held
 
 
 def _has_own_step(optimizer: Any) -> bool:
@@ -96,9 +98,10 @@ class _StandIn:
     @staticmethod
     def at(place: Any) -> _StandIn:
         """Return the one that stands there; where somebody has put theirs before it, another comes before that."""
-        stands = vars(place).get("step")
-        known = (one for one in tuple(_stand_ins) if one._place() is place and stands is one._function)
-        return next(known, None) or _StandIn(place)
+        with _changing:
+            stands = vars(place).get("step")
+            known = (one for one in _stand_ins if one._place() is place and stands is one._function)
+            return next(known, None) or _StandIn(place)
 
     def leave(self) -> None:
         """After the last monitor, unless somebody has put theirs before it: then it stays, and tells nobody."""

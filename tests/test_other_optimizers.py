@@ -8,6 +8,7 @@ import functools
 import gc
 import itertools
 import pickle
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 import holter
+from holter import imitations
 from holter.monitor import Monitor
 from holter.optimizers import tells_of_steps
 
@@ -447,6 +449,34 @@ def test_monitors_of_one_imitation_leave_in_any_order(order: tuple[int, ...]) ->
     for place in order:
         monitors[place].close()
     assert "step" not in vars(optimizer) and optimizer.step() == "stepped False"
+
+
+def test_imitations_may_be_watched_on_several_threads_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Slow(weakref.WeakSet[Any]):
+        def __iter__(self) -> Iterator[Any]:
+            for one in super().__iter__():
+                if threading.current_thread() is threading.main_thread():
+                    threads.append(threading.Thread(target=watch_another))
+                    threads[-1].start()
+                    threads[-1].join(0.3)  # where it may, it begins in between
+                yield one
+
+    def watch_another() -> None:
+        model = mlp()
+        kept.append((model, type("Other", (Plain,), {})(model.parameters())))
+        monitors.append(watch(*kept[-1]))
+
+    monkeypatch.setattr(imitations, "_stand_ins", Slow())
+    threads: list[threading.Thread] = []
+    kept: list[Any] = []
+    monitors: list[Monitor] = []
+    watch_another()
+    watch_another()  # looks through those that are there
+    for thread in threads:
+        thread.join()
+    assert threads and len(monitors) == 2 + len(threads)
+    for monitor in monitors:
+        monitor.close()
 
 
 def test_a_step_that_somebody_put_there_is_put_back() -> None:
