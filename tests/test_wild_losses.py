@@ -26,6 +26,29 @@ def punished(p: Tensor, y: Tensor) -> Tensor:
     return policy.log_prob(policy.sample()).mean()
 
 
+def by_hand(p: Tensor, y: Tensor) -> Tensor:
+    """Of outputs that are probabilities, as textbooks have it."""
+    return -p[range(len(y)), y].log().mean()
+
+
+def guesser(loss: wild.Losses, outputs: int = 10) -> Training:
+    """Puts out probabilities, and learns so slowly that its loss stays near a guess."""
+
+    def begin() -> tuple[nn.Module, torch.optim.Optimizer, Iterator[wild.Logged]]:
+        model, weights = nn.Sequential(nn.Linear(8, outputs), nn.Softmax(1)), torch.randn(8, outputs)
+        optimizer = SGD(model.parameters(), 0.02)
+
+        def course() -> Iterator[wild.Logged]:
+            while True:
+                x = torch.randn(64, 8) / 4
+                y = (x @ weights).argmax(1)
+                yield wild.stepped(optimizer, loss(model(x), y), inputs=x, targets=y)
+
+        return model, optimizer, course()
+
+    return begin
+
+
 SOUND: dict[str, tuple[Training, int]] = {
     "a likelihood that sinks below zero": (wild.gaussian_likelihood, 90),
     "a marginal likelihood, by LBFGS": (wild.gaussian_process, 30),
@@ -44,6 +67,8 @@ SOUND: dict[str, tuple[Training, int]] = {
         regression(lambda p, y: 6.6 * F.cross_entropy(p, y), targets_of=wild.classes, outputs=4, size=8),
         30,
     ),
+    "a logarithm of probabilities": (guesser(by_hand), 120),
+    "a logarithm of probabilities of three": (guesser(by_hand, 3), 40),
     "an entropy that is to rise": (regression(minus_entropy, outputs=4, logs=("inputs",)), 120),
     "a policy whose every reward is -1": (regression(punished, outputs=4, logs=()), 240),
     "counts, below zero": (regression(F.poisson_nll_loss, targets_of=lambda x, s: (s + 1.5).exp().round()), 60),
@@ -76,6 +101,8 @@ def summed(p: Tensor, y: Tensor) -> Tensor:
         (regression(minus(F.cross_entropy), targets_of=wild.classes, outputs=4), 60, "loss-sign"),
         (regression(minus(F.cross_entropy), targets_of=wild.classes, outputs=4, logs=()), 180, "loss-sign"),
         (regression(minus(two_classes), targets_of=lambda x, s: (s > 0).float()), 180, "loss-sign"),
+        (guesser(F.cross_entropy), 60, "double-softmax"),
+        (guesser(F.cross_entropy, 3), 60, "double-softmax"),
         (regression(summed), 12, "loss-reduction"),
         (
             regression(

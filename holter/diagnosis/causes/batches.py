@@ -97,7 +97,7 @@ def guess_loss(chart: Chart) -> float:
 def classes(chart: Chart) -> int:
     """How many outputs the last layer has; 0 where that is not known, or the labels are no classes of it."""
     _, place = label_entropies(chart)
-    head = _last_matrix(chart) if place >= 0 else None
+    head = last_matrix(chart) if place >= 0 else None
     if head is None:
         return 0
     found, highest = chart.shape(head)[0], chart.table("batch", "max")
@@ -107,7 +107,7 @@ def classes(chart: Chart) -> int:
 
 
 @until_news
-def _last_matrix(chart: Chart) -> str | None:
+def last_matrix(chart: Chart) -> str | None:
     matrices = [name for name in chart.parameters if chart.is_matrix(name)]
     heads = [name for name in matrices if chart.part(name) == "output"] or matrices
     return heads[-1] if heads else None

@@ -12,6 +12,7 @@ from holter.diagnosis.causes.batches import (
     guess_loss,
     inputs_are_large,
     label_entropies,
+    last_matrix,
     target_power,
     targets_of,
     two_classes_share,
@@ -23,6 +24,9 @@ from holter.words import number
 
 _SEEN = 12  # losses within the bounds that two softmaxes leave
 _SEEN_ONCE = 40  # of them, where outputs were looked at only once
+_FIRST = 8  # gradients of a model that guesses still
+_ONCE = 0.9  # of 1 / sqrt(K) times the length that one softmax makes: in 100 trainings each of 3, 5, 10 and 100 classes
+# two left at most 0.48, 0.29, 0.15 and 0.02 times that length; one, but in one training, at least 0.7, 0.7, 0.8 and 1
 _SLACK = 0.02  # of these bounds, in nats: labels may be smoothed or rounded
 _BOUND = -1.05  # below what a similarity, an overlap or a probability with its sign turned can be
 _DEEPER = 1.1  # times its first value
@@ -55,6 +59,8 @@ def softmax_twice(case: Case) -> Iterator[Suspicion]:
     is_probability = _outputs_are_probabilities(chart, count)
     if is_probability and len(chart.scalar("logit_mean")) < 2 and len(losses) < _SEEN_ONCE:
         return  # one look may mislead
+    if is_probability and _learns_by_one(chart, count):
+        return
     is_stopped = _stopped_at(series.values[:, 0], low, float(np.log(count)))
     if not is_probability and not is_stopped:  # the first softmax may lie outside of the model
         return
@@ -87,6 +93,24 @@ def _outputs_are_probabilities(chart: Chart, count: int) -> bool | None:
     # By Jensen at least that of equal ones, ln(K e^(1/K)).
     bounded = (sums > np.log(count) + means - 0.01) & (sums < np.log(np.e + count - 1) + 0.01)
     return bool((exact & bounded).all())
+
+
+def _learns_by_one(chart: Chart, count: int) -> bool:
+    """Whether the first gradients of the last bias are as long as those of one softmax, as in -log(p[label]).
+
+    While all K probabilities are alike, its gradient is 1/K minus the shares of the labels, whose squares add up to
+    about 2 (ln K - their entropy) / K. Through a second softmax it is K times shorter; of two classes both overlap.
+    """
+    norms, (entropies, place) = chart.table("gradient", "norm"), label_entropies(chart)
+    bias = (last_matrix(chart) or "").removesuffix("weight") + "bias"
+    if count < 3 or bias not in norms.names or place < 0:
+        return False
+    _, at, where = np.intersect1d(norms.opening_steps[:_FIRST], entropies.opening_steps, return_indices=True)
+    lacking = np.log(count) - entropies.opening[where, place]
+    squares = norms.opening[at, norms.names.index(bias)] ** 2
+    known = np.isfinite(lacking) & np.isfinite(squares)
+    one = 2 * float(lacking[known].sum()) / count
+    return one > 0 and float(squares[known].sum()) > _ONCE**2 / count * one
 
 
 def _stopped_at(losses: Floats, low: float, guess: float) -> bool:
