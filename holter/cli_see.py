@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 from pathlib import Path
@@ -131,6 +132,8 @@ def compare(runs: tuple[Path, ...], by: str, as_json: bool, html: Path | None, f
 def _write_page(target: Path, text: str) -> None:
     """Write it whole or not at all: where the disk is full, an older page stays, and none is left empty."""
     target = Path(os.path.realpath(target))  # of a link, what it leads to
+    if not target.parent.is_dir():  # told by its own name, not by the draft's
+        raise FileNotFoundError(errno.ENOENT, "there is no such directory", str(target.parent))
     if target.exists() and not target.is_file():  # a pipe, or a terminal
         target.write_text(text, "utf-8")
         return

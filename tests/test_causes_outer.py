@@ -15,6 +15,7 @@ from holter.diagnosis.doctor import Doctor
 from holter.diagnosis.finding import Finding
 from holter.diagnosis.thresholds import Thresholds, listed
 from holter.record import Record
+from tests.odd_histories import rows_of
 
 STEPS, ONSET = 120, 60
 
@@ -53,6 +54,20 @@ def test_a_loss_that_is_lost_for_good_is_critical_and_a_single_one_is_nothing() 
     once = losses(1.0)
     once[ONSET] = float("inf")
     assert findings(once, outer.RULES) == ()
+
+
+@pytest.mark.parametrize(("pace", "told"), [(1, ""), (7, "it was not measured"), (0, "it was not logged")])
+def test_a_batch_that_nobody_looked_at_is_told_where_the_loss_is_lost(pace: int, told: str) -> None:
+    doctor, random = Doctor({}), np.random.default_rng(0)
+    for step in range(STEPS):
+        rows = rows_of({"inputs": random.standard_normal(8)})
+        loss = float("nan") if step >= ONSET else 2.0 + 0.05 * float(random.standard_normal())
+        is_seen = pace and step % pace == 0
+        doctor.take(Record(step, float(step), {"loss": loss}, {"batch": rows} if is_seen else {}))
+    doctor.finish()
+    (found,) = doctor.findings
+    assert found.cause == "unknown"
+    assert (f"The batch of step {ONSET} may have held NaN" in found.advice) == bool(told) and told in found.advice
 
 
 def test_a_known_cause_stands_before_the_unknown_and_does_not_name_it() -> None:

@@ -185,6 +185,32 @@ def test_how_often_was_measured_is_no_difference(trained: Trained, base: Path) -
     assert pair.partings.difference is None and pair.setup == () and pair.verdict.state == "same"
 
 
+def test_a_norm_that_torch_rounded_to_bfloat16_is_no_difference(tmp_path: Path, base: Path) -> None:
+    """E27: its clip sums up in the dtype of the model; where gradients were measured too the norm is exact."""
+
+    def rounded(by: float, record: Record) -> Record:
+        norm = record.scalars.get("gradient_norm", float("nan")) * by
+        if np.isnan(norm):
+            return record
+        halved = float((np.array([norm], np.float32).view(np.uint32) & 0xFFFF0000).view(np.float32)[0])
+        told = halved if record.step % 3 else norm
+        return replace(
+            record, scalars={**record.scalars, "gradient_norm": told, "gradient_norm_clipped": told / (2 * halved)}
+        )
+
+    base = rewritten(base, tmp_path / "clipped", _clipped)
+    same = compare(base, rewritten(base, tmp_path / "rounded", partial(rounded, 1.0))).pairs[0].partings
+    assert same.difference is None and same.departure is None
+    other = compare(base, rewritten(base, tmp_path / "other", partial(rounded, 1.02))).pairs[0].partings
+    assert other.difference is not None and other.difference.series.startswith("gradient norm")
+
+
+def _clipped(record: Record) -> Record:
+    if "gradient_norm" not in record.scalars:
+        return record
+    return replace(record, scalars={**record.scalars, "gradient_norm_clipped": 0.5})
+
+
 def _times(name: str, factor: Callable[[int], float], record: Record) -> Record:
     if name not in record.scalars:
         return record

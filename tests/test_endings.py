@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -82,3 +83,17 @@ def test_a_layer_that_lost_its_gradient_is_still_lost_when_its_past_is_no_longer
     doctor.finish()
     (found,) = doctor.findings
     assert found.cause in ("layer-frozen", "graph-detached") and found.since == 40 and found.until is None
+
+
+@pytest.mark.parametrize("changes", [False, True])
+def test_the_same_batch_goes_on_though_not_every_one_is_hashed(changes: bool) -> None:
+    doctor = Doctor({"parameters": 1000}, rules=RULES)
+    for step in range(240):
+        is_hashed = step < 60 or step % 7 == 0
+        ago = 0.0 if not step or (changes and step > 100) else 1.0 if step < 60 else 4.0 if step == 63 else 7.0
+        seen = {"batch": rows_of({"inputs": [1.0, 2.0]}, {"size": np.array([64.0])})}
+        scalars = {"loss": 1.0} | ({"batch/repeated": ago} if is_hashed else {})
+        doctor.take(Record(step, float(step), scalars, seen if is_hashed else {}))
+    doctor.finish()
+    (found,) = doctor.findings
+    assert found.cause == "batch-repeated" and (found.until is None) == (not changes)

@@ -277,6 +277,15 @@ def test_an_embedding_is_not_held_against_the_layers_of_a_stack() -> None:
     assert vanished.state == "failed" and "h.2.weight" in vanished.text
 
 
+@pytest.mark.parametrize(("small", "told"), [(1, ": h.0"), (2, ": 2 layers, first h.0")])
+def test_a_layer_beyond_its_limit_is_named_and_several_are_counted(small: int, told: str) -> None:
+    measured = measure_rows([(1e-9 if place < small else 1.0) * torch.ones(4) for place in range(3)])
+    rows = LayerRows(("h.0", "h.1", "h.2"), measured)
+    history = History([Record(step, 0.0, {"loss": 1.0}, {"gradient": rows}) for step in range(30)])
+    (line,) = [one for one in check_health(history, ()) if "outer limits" in one.name]
+    assert line.state == "failed" and f"vanishing_norm{told}" in line.text
+
+
 def test_updates_near_their_band_are_right_and_far_from_it_are_not() -> None:
     assert check("phase", ratios=[0.03, 0.02, 0.04]).state == "passed"
     assert "near the usual 0.001 to 0.01" in check("phase", ratios=[0.03, 0.02, 0.04]).text

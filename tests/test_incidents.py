@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from holter.diagnosis.doctor import Doctor
+from holter.diagnosis.finding import UNKNOWN
 from holter.diagnosis.incidents import LASTING, Incidents
 from holter.diagnosis.suspicion import Case, Kind, Suspicion
 from holter.record import Record
@@ -151,3 +152,11 @@ def test_an_incident_is_as_severe_as_the_worst_that_is_sure_in_it() -> None:
     incidents = told([suspicion("lead", 95), worse], [suspicion("lead", 95), worse])
     (finding,) = incidents.findings
     assert finding.severity == "critical"
+
+
+@pytest.mark.parametrize(("before", "leads"), [("bf16-update-lost", False), ("lr-too-high", True)])
+def test_a_loss_that_is_lost_does_not_come_of_what_only_slows_learning(before: str, leads: bool) -> None:
+    lost = Suspicion(UNKNOWN, "loss", 240, 0.55, Kind.STATE, severity="critical")
+    incidents = told(*([[suspicion(before, 90, 0.9)]] * 75), [suspicion(before, 90, 0.9), lost])
+    assert [found.cause for found in incidents.findings] == ([before] if leads else [before, UNKNOWN])
+    assert incidents.findings[0].severity == ("critical" if leads else "warning")

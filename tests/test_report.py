@@ -77,6 +77,12 @@ def _run(*arguments: object) -> Result:
     return CliRunner().invoke(main, ["report", *map(str, arguments)])
 
 
+def test_a_directory_that_is_not_there_is_named_as_the_user_named_it(sick: Path, tmp_path: Path) -> None:
+    result = _run(sick, "-o", tmp_path / "nowhere" / "page.html")
+    assert result.exit_code == 1 and f"{tmp_path / 'nowhere'}: there is no such directory" in result.output
+    assert ".page-" not in result.output and not (tmp_path / "nowhere").exists()
+
+
 def test_the_report_is_one_file_that_reaches_out_to_nothing(sick: Path, tmp_path: Path) -> None:
     target = tmp_path / "page.html"
     result = _run(sick, "-o", target)

@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from holter.diagnosis.chart import Chart, last_of
+from holter.diagnosis.chart import Chart, column, last_of
 from holter.diagnosis.evidence import rate_of, typical_now
 from holter.diagnosis.finding import UNKNOWN
 from holter.diagnosis.suspicion import Suspicion
@@ -72,8 +72,11 @@ def _batch_is_larger(chart: Chart, lead: Suspicion, said: int) -> bool:
 
 
 def _is_another_batch(chart: Chart, lead: Suspicion, said: int) -> bool:
-    ago = chart.latest("batch/repeated")  # NaN where batches have no hash
-    return ago == 0 or ago > 2
+    steps, ago = column(chart.scalar("batch/repeated"))  # empty where batches have no hash
+    if not len(ago):
+        return False
+    two_looks = int(steps[-1] - steps[max(0, len(steps) - 3)])  # where not every batch is hashed, further apart
+    return bool(ago[-1] == 0 or ago[-1] > max(2, two_looks))
 
 
 def _is_quick(chart: Chart, lead: Suspicion, said: int) -> bool:

@@ -17,6 +17,12 @@ LASTING = 60  # steps after its last sign within which what begins belongs to an
 ENOUGH = 0.5  # the score that makes a finding
 MOST = 200  # incidents of one training: who has not looked by then is not helped by more
 APART = ("performance",)  # places whose troubles have nothing to do with those of the model
+# By these a training learns less or nothing: a loss that runs away does not come of them.
+STILL = ("bf16-update-lost", "clipping-too-tight", "layer-frozen", "lr-too-low", "weight-not-written")
+
+
+def _is_lost(suspicion: Suspicion) -> bool:
+    return suspicion.cause == UNKNOWN and suspicion.severity == "critical"
 
 
 class Incident:
@@ -50,6 +56,8 @@ class Incident:
         lasts_until = self.said + LASTING
         if suspicion.cause in self._held:
             return suspicion.since <= lasts_until
+        if _is_lost(suspicion) and all(cause in STILL for cause in self._held):
+            return False
         if self.is_apart or suspicion.where in APART or suspicion.began < self.since - LASTING:
             return False
         if suspicion.began <= self.last + LASTING:

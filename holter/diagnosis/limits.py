@@ -55,7 +55,8 @@ def _layers(history: History, limits: Thresholds) -> Iterator[_Told]:
     with np.errstate(all="ignore"):
         small = ((values[-_RECENT:] < limits.vanishing_norm) & (values[-_RECENT:] > 0)).sum(axis=0) >= _RECENT // 2
     named = [layer for layer, is_small in zip(layers, small, strict=True) if is_small]
-    yield "vanishing_norm", bool(named), f"{len(named)} layers" + (f", first {named[0]}" if named else "")
+    told = f"{len(named):,} layers, first {named[0]}" if len(named) > 1 else "".join(named)
+    yield "vanishing_norm", bool(named), told
 
 
 def _losses(history: History, limits: Thresholds) -> Iterator[_Told]:

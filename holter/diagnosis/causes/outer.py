@@ -110,11 +110,20 @@ def _unknown(case: Case, name: str, since: int, factor: float, severity: str) ->
         severity=severity,
         evidence={"series": name, "times": factor, "first": _told(first) if first is not None else None},
         advice=f"{'After' if is_over else 'Since'} step {since:,} the {what} {course}"
-        f"{' and came back' if is_over else ''}, and no cause that Holter knows fits; {led}. Look at what "
+        f"{' and came back' if is_over else ''}, and no cause that Holter knows fits; {led}. "
+        f"{_unseen(case.chart, since) if np.isinf(factor) else ''}Look at what "
         f"changed around that step in the data, the schedule and the code"
         f"{'' if is_over else ', and go on from a checkpoint before it'}.",
         check=f"It worked if the {what} stays in its band past that step.",
     )
+
+
+def _unseen(chart: Chart, since: int) -> str:
+    """What is said of a batch of which it is not known whether it held the first NaN."""
+    if since in chart.table("batch", "nonfinite").steps:
+        return ""
+    told = "measured (budget=None measures all)" if chart.layers("batch") else "logged (inputs=, targets=)"
+    return f"The batch of step {since:,} may have held NaN or infinite values: it was not {told}. "
 
 
 def _first(case: Case, since: int) -> Event | None:
