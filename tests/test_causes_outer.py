@@ -70,6 +70,18 @@ def test_a_batch_that_nobody_looked_at_is_told_where_the_loss_is_lost(pace: int,
     assert (f"The batch of step {ONSET} may have held NaN" in found.advice) == bool(told) and told in found.advice
 
 
+@pytest.mark.parametrize("seen", [0, 1])
+def test_a_later_micro_batch_that_nobody_looked_at_is_told_too(seen: int) -> None:
+    doctor = Doctor({})
+    for step, loss in enumerate(losses(1.0)):
+        scalars = {"loss": loss if step < ONSET else float("nan")}
+        scalars |= {"batch/nonfinite": 0.0} if seen or step < ONSET else {}
+        doctor.take(Record(step, float(step), scalars, {"batch": rows_of({"inputs": [1.0, float(step)]})}))
+    doctor.finish()
+    (found,) = doctor.findings
+    assert (f"A later micro-batch of step {ONSET} may have held NaN" in found.advice) == (not seen)
+
+
 def test_a_known_cause_stands_before_the_unknown_and_does_not_name_it() -> None:
     doctor = Doctor({})
     for step, loss in enumerate(losses(37.0)):

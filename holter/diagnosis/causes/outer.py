@@ -120,10 +120,13 @@ def _unknown(case: Case, name: str, since: int, factor: float, severity: str) ->
 
 def _unseen(chart: Chart, since: int) -> str:
     """What is said of a batch of which it is not known whether it held the first NaN."""
-    if since in chart.table("batch", "nonfinite").steps:
+    later = chart.scalar("batch/nonfinite").steps  # where several make a step
+    is_first_seen = since in chart.table("batch", "nonfinite").steps
+    if is_first_seen and (not len(later) or since in later):
         return ""
+    which = f"{'A later micro-batch' if is_first_seen else 'The batch'} of step {since:,}"
     told = "measured (budget=None measures all)" if chart.layers("batch") else "logged (inputs=, targets=)"
-    return f"The batch of step {since:,} may have held NaN or infinite values: it was not {told}. "
+    return f"{which} may have held NaN or infinite values: it was not {told}. "
 
 
 def _first(case: Case, since: int) -> Event | None:
