@@ -49,6 +49,10 @@ def guesser(loss: wild.Losses, outputs: int = 10) -> Training:
     return begin
 
 
+def weighted(p: Tensor, y: Tensor) -> Tensor:
+    return F.binary_cross_entropy_with_logits(p, y, pos_weight=torch.tensor(99.0))
+
+
 SOUND: dict[str, tuple[Training, int]] = {
     "a likelihood that sinks below zero": (wild.gaussian_likelihood, 90),
     "a marginal likelihood, by LBFGS": (wild.gaussian_process, 30),
@@ -69,6 +73,10 @@ SOUND: dict[str, tuple[Training, int]] = {
     ),
     "a logarithm of probabilities": (guesser(by_hand), 120),
     "a logarithm of probabilities of three": (guesser(by_hand, 3), 40),
+    "flags of which one in a batch is set, and counts for many": (
+        regression(weighted, targets_of=lambda x, s: (s >= s.max()).float()),
+        20,
+    ),
     "an entropy that is to rise": (regression(minus_entropy, outputs=4, logs=("inputs",)), 120),
     "a policy whose every reward is -1": (regression(punished, outputs=4, logs=()), 240),
     "counts, below zero": (regression(F.poisson_nll_loss, targets_of=lambda x, s: (s + 1.5).exp().round()), 60),
@@ -104,6 +112,14 @@ def summed(p: Tensor, y: Tensor) -> Tensor:
         (guesser(F.cross_entropy), 60, "double-softmax"),
         (guesser(F.cross_entropy, 3), 60, "double-softmax"),
         (regression(summed), 12, "loss-reduction"),
+        (
+            regression(
+                lambda p, y: F.binary_cross_entropy_with_logits(p, y, reduction="sum"),
+                targets_of=lambda x, s: (s > 0).float(),
+            ),
+            12,
+            "loss-reduction",
+        ),
         (
             regression(
                 lambda p, y: F.cross_entropy(p, y, reduction="sum"),

@@ -256,6 +256,8 @@ def _summed_at_first(chart: Chart) -> Iterator[Suspicion]:
     count, guess = classes(chart), guess_loss(chart)
     is_classes = guess > 0.05
     expected = float(np.log(count)) if is_classes and count >= 2 else guess if is_classes else target_power(chart)
+    if not is_classes and not np.isnan(two_classes_share(chart)):
+        expected = float(np.log(2))  # of flags; their mean square, where few are set, is no loss of a guess
     if not len(losses) or not expected > (0 if is_classes else 0.01):  # targets that are all zero are no targets
         return
     times = float(losses[0]) / expected
