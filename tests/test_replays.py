@@ -7,6 +7,7 @@ import logging
 import threading
 import weakref
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -26,9 +27,19 @@ class Failure(BaseException):
     """As KeyboardInterrupt is one: whatever is raised."""
 
 
-def end_capture(graph: Any) -> None:
-    if getattr(graph, "is_broken", False):
-        raise Failure
+@dataclass(eq=False)
+class Graph:
+    """Stands for torch's class: one that was built with CUDA cannot be called without a GPU."""
+
+    work: Callable[[], Any]
+    is_broken: bool
+
+    def capture_end(self) -> None:
+        if self.is_broken:
+            raise Failure
+
+    def replay(self) -> None:
+        self.work()
 
 
 class Device:
@@ -38,12 +49,10 @@ class Device:
         self.is_capturing = False
         monkeypatch.setattr(torch.cuda, "is_initialized", lambda: self.is_capturing)
         monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: self.is_capturing)
-        monkeypatch.setattr(torch.cuda.CUDAGraph, "capture_end", end_capture)
-        monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", lambda graph: graph.work())
+        monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
 
     def capture(self, work: Callable[[], Any], replayed: Callable[[], Any], is_broken: bool = False) -> Any:
-        graph: Any = object.__new__(torch.cuda.CUDAGraph)
-        graph.work, graph.is_broken = replayed, is_broken
+        graph = Graph(replayed, is_broken)
         self.is_capturing = True
         work()
         self.is_capturing = False
@@ -53,10 +62,9 @@ class Device:
 
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
-    torch_own = torch.cuda.CUDAGraph.replay, torch.cuda.CUDAGraph.capture_end
+    own = Graph.replay, Graph.capture_end
     yield Device(monkeypatch)
-    monkeypatch.undo()
-    assert (torch.cuda.CUDAGraph.replay, torch.cuda.CUDAGraph.capture_end) == torch_own
+    assert (Graph.replay, Graph.capture_end) == own
 
 
 def start() -> tuple[nn.Linear, torch.optim.SGD]:
