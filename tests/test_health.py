@@ -356,3 +356,25 @@ def test_an_outer_limit_that_is_crossed_fails_its_line(limit: str, scalars: dict
     relaxed = Thresholds(exploding_norm=1e6, least_norm=1e-9, loss_noise=1e6)
     again = next(one for one in check_health(History(records), (), relaxed) if "outer limits" in one.name)
     assert again.state == "passed"
+
+
+def test_a_bias_that_a_norm_takes_away_vanishes_without_harm(tmp_path: Path) -> None:
+    """Its gradient is zero but for rounding; that of a layer whose weight vanishes with it is beyond the limit."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(
+        torch.nn.Linear(8, 16), torch.nn.BatchNorm1d(16), torch.nn.ReLU(), torch.nn.Linear(16, 4)
+    )
+    optimizer = torch.optim.SGD(model.parameters(), 0.05)
+    with holter.watch(model, optimizer, run=tmp_path / "run", budget=None) as monitor:
+        for _ in range(40):
+            x = torch.randn(32, 8)
+            loss = torch.nn.functional.cross_entropy(model(x), x[:, :4].argmax(1))
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            monitor.log(loss=loss)
+    run = holter.open_run(tmp_path / "run")
+    norms = dict(zip(run.history.layers("gradient"), run.history.series("gradient", "norm")[2][-1], strict=True))
+    assert 0 < norms["0.bias"] < 1e-7 < norms["0.weight"]
+    (line,) = [one for one in check_health(run.history, run.info["layers"]) if "outer limits" in one.name]
+    assert line.state == "passed", line.text

@@ -54,7 +54,13 @@ def _layers(history: History, limits: Thresholds) -> Iterator[_Told]:
     _, layers, values = history.series("gradient", "norm")
     with np.errstate(all="ignore"):
         small = ((values[-_RECENT:] < limits.vanishing_norm) & (values[-_RECENT:] > 0)).sum(axis=0) >= _RECENT // 2
-    named = [layer for layer, is_small in zip(layers, small, strict=True) if is_small]
+    # A bias before a norm, or of keys, has a gradient that is zero but for rounding: its layer learns by its weight.
+    learns = {layer for layer, is_small in zip(layers, small, strict=True) if not is_small}
+    named = [
+        layer
+        for layer, is_small in zip(layers, small, strict=True)
+        if is_small and f"{layer.removesuffix('bias')}weight" not in learns
+    ]
     told = f"{len(named):,} layers, first {named[0]}" if len(named) > 1 else "".join(named)
     yield "vanishing_norm", bool(named), told
 
