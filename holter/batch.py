@@ -186,12 +186,13 @@ class BatchRole:
             parts.append(RoleRows("batch", tuple(names), rows, sums, Contents(sizes)))
         return parts
 
-    def holds_nonfinite(self, name: str, tensors: Mapping[str, Tensor]) -> float | Tensor | None:
-        """Return whether a further micro-batch holds NaN or infinity; None where that is not looked at."""
+    def holds_nonfinite(self, name: str, tensors: Mapping[str, Tensor], is_urgent: bool) -> float | Tensor | None:
+        """Return whether a micro-batch without rows holds NaN or infinity; None where that is not looked at: what is
+        urgent is, whatever the budget says."""
         kind, cadence = f"batch {name} again", self._measuring.cadence
         plain = [one for one in map(_own_part, islice(tensors.values(), MOST)) if _may_be_nonfinite(one)]
         alike = [one for one in plain if one.device == plain[0].device]
-        if not alike or not cadence.is_wanted(kind, self._every):
+        if not alike or not (is_urgent or cadence.is_wanted(kind, self._every)):
             return None
         with cadence.account(kind, False, alike):
             found = torch.stack([torch.isfinite(one).all() for one in alike]).all().logical_not().float()

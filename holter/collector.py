@@ -121,6 +121,7 @@ class Collector:
         """At the end, which is none of a step that raised."""
         self._logged.ask_for_a_step()
         self.forget_step()
+        self.gradients.close()
 
     def abandon(self) -> None:
         """Lets go of the parameters where the model is gone and a step had raised; by the garbage collector."""

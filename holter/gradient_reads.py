@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from holter.capture import Layers, held_by, parameters_of
+from holter.clearing import Clearing
 from holter.clipping import Clip
 from holter.draft import Draft, RoleRows
 from holter.logged import scalar_of
@@ -24,6 +25,9 @@ from holter.problems import Problems
 from holter.settings import Settings
 from holter.statistics.device_rows import DeviceRows, select_rows
 from holter.transfer import DeviceTimer
+
+_OFTEN, _SELDOM = 8, 10  # the steps at first at each of which it is seen whether gradients are cleared; the pace then
+_MOST_CLEARINGS = 4  # optimizers of which that is seen: a model may have one for each parameter
 
 
 @dataclass(eq=False)
@@ -89,6 +93,13 @@ class GradientReads:
         # One parameter of each optimizer, and what its gradient was at the step before.
         self._before: dict[int, tuple[int, weakref.ref[Tensor]]] = {}
         self._are_kept = False  # whether gradients of this training step lie in the tensors of the one before
+        self._left: list[float | Tensor] = []  # in gradients as this training step's backwards added to them
+        self._clearings: dict[int, tuple[Clearing, int]] = {}  # by optimizer, and for how many steps it has kept them
+
+    def close(self) -> None:
+        for clearing, _ in self._clearings.values():
+            clearing.leave()
+        self._clearings.clear()
 
     def forget(self) -> None:
         """What was read belongs to a step that was not taken."""
@@ -236,7 +247,9 @@ class GradientReads:
         elif read.present:  # else nothing was looked at
             self._parts.append(_Part(read, own, scale))
         if read.at != "replay":  # a CUDA graph writes into the same tensors each time
-            self._are_kept |= bool(read.present) and self._has_kept(read, optimizer)
+            is_kept = bool(read.present) and self._has_kept(read, optimizer)
+            self._are_kept |= is_kept
+            self._follow_clearing(optimizer, is_kept)
 
     def add_to(self, draft: Draft) -> None:
         """What was read in the training step that is over."""
@@ -251,9 +264,24 @@ class GradientReads:
         draft.gradients_are_partial |= len(measured) > 1  # of some the budget did not allow it
         if self._are_kept:
             draft.set("gradients_kept", 1.0)
-        self._are_kept = False
+        if self._left:
+            draft.values["gradients_left"] = [scalar_of(left) for left in self._left]
+        self._are_kept, self._left = False, []
         if any(part.read.at == "clip" for part in parts):
             _add_clip(draft, parts)
+
+    def _follow_clearing(self, optimizer: Optimizer, is_kept: bool) -> None:
+        """See whether they were cleared, at the first steps that keep their tensors and at some of the later ones."""
+        clearing, steps = self._clearings.pop(id(optimizer), (None, 0))
+        left = clearing.take() if clearing is not None else None
+        if left is not None:
+            self._left.append(left)
+        if not is_kept or self._settings.budget == 0 or len(self._clearings) >= _MOST_CLEARINGS:
+            return
+        clearing = clearing or Clearing(self._problems)
+        self._clearings[id(optimizer)] = clearing, steps + 1
+        if steps < _OFTEN or steps % _SELDOM == 0:
+            clearing.watch(parameters_of(optimizer))
 
     def _has_kept(self, read: _Read, optimizer: Optimizer) -> bool:
         """Whether the gradients lie in the tensors of the step before: `zero_grad` lets go of those, as a rule."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 from torch._subclasses import FakeTensor
 
@@ -22,12 +24,14 @@ from holter.statistics.measure import unmeasurable
 # Names of Holter's own; what a user logs under one of them is kept as logged/<name>.
 OWN = {
     *("learning_rate", "gradient_norm", "gradient_norm_clipped", "gradient_nonfinite", "clip_norm", "clip_max_norm"),
-    *("gradient_norm_selected", "gradient_nonfinite_selected", "gradients_kept"),
+    *("gradient_norm_selected", "gradient_nonfinite_selected"),
+    *("gradients_kept", "gradients_left"),
     *("skipped", "loss_scale", "step_time", "monitor_cost", "dropped", *LOGITS),
     *("samples_per_second", "tokens_per_second", "weight_decay", "optimizer_step"),
 }
 OWN_PREFIXES = ("learning_rate/", "weight_decay/", "machine/", "time/", "batch/")
 NONFINITE = "batch/nonfinite"  # the share of what was logged of further micro-batches that held NaN or infinity
+FIRST_NONFINITE = "batch/first_nonfinite"  # the same of the first one, where its rows were not measured
 _FEW, _IN_VAIN = 10, 1000  # logs before the first step: so many are odd at the end, and at any time
 _NO_STEP = (
     "values are logged, but no optimizer that it watches has taken a step: call optimizer.step(), or give watch() the "
@@ -164,37 +168,49 @@ class Logged:
         return self._forwards_are_visible or not last.has_any(values)
 
     def _add_all(self, draft: Draft, told: Told, values: Mapping[str, Any]) -> None:
+        is_lost = _is_lost(values.get("loss"))
         for name, value in values.items():
             if name in OWN or name.startswith(OWN_PREFIXES):
                 self._problems.add(f"log {name}", Complaint(f"that name is Holter's own; it is kept as logged/{name}"))
                 name = f"logged/{name}"
             with self._problems.contained(f"log {name}"):
                 if name in (INPUTS, TARGETS) and not isinstance(value, int | float):
-                    self._add_batch(draft, told, name, value)
+                    self._add_batch(draft, told, name, value, is_lost)
                 else:
                     # Several in one step, micro-batches say, are one value: their mean, also where a part comes late.
                     number = scalar_of(value)
                     told.values.setdefault(name, []).append(number)
                     draft.values[name] = list(told.values[name])
 
-    def _add_batch(self, draft: Draft, told: Told, name: str, value: Any) -> None:
-        """All micro-batches count; what is measured, the first stands for the step. Any may hold a NaN."""
+    def _add_batch(self, draft: Draft, told: Told, name: str, value: Any, is_lost: bool) -> None:
+        """All micro-batches count; what is measured, the first stands for the step. Any may hold a NaN, and most of all
+        one whose loss `is_lost`."""
         is_first = name not in told.batch
         told.batch.add(name)
         if name == INPUTS:
             told.logged += Amount.of(value)
         tensors, why_none = measurable_in(value, name)
-        if not is_first:
-            is_bad = self._role.holds_nonfinite(name, tensors)
-            if is_bad is not None:
-                told.values.setdefault(NONFINITE, []).append(is_bad)
-                draft.values[NONFINITE] = list(told.values[NONFINITE])
-            return
-        if why_none:
-            raise Complaint(why_none)
-        if len(tensors) > MOST:
-            self._problems.add(f"measure all of {name}", Complaint(f"only its first {MOST} tensors are measured"))
-        draft.rows += self._role.measure(name, tensors)
+        if is_first:
+            if why_none:
+                raise Complaint(why_none)
+            if len(tensors) > MOST:
+                self._problems.add(f"measure all of {name}", Complaint(f"only its first {MOST} tensors are measured"))
+            rows = self._role.measure(name, tensors)
+            draft.rows += rows
+            if rows:
+                return
+        is_bad = self._role.holds_nonfinite(name, tensors, is_lost)
+        if is_bad is not None:
+            known = told.values.setdefault(FIRST_NONFINITE if is_first else NONFINITE, [])
+            known.append(is_bad)
+            draft.values[FIRST_NONFINITE if is_first else NONFINITE] = list(known)
+
+
+def _is_lost(loss: Any) -> bool:
+    """Return whether this is known, without a wait, to be no finite number."""
+    if isinstance(loss, Tensor) and loss.device.type == "cpu" and loss.numel() == 1 and type(loss) is Tensor:
+        return not bool(torch.isfinite(loss.detach()).all())
+    return isinstance(loss, float) and not math.isfinite(loss)
 
 
 def scalar_of(value: Any) -> float | Tensor:

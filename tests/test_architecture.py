@@ -28,6 +28,7 @@ TORCH_SIDE = (
     "holter.selection",
     "holter.hooks",
     "holter.capture",
+    "holter.clearing",
     "holter.clipping",
     "holter.gradient_reads",
     "holter.collector",

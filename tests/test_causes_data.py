@@ -229,6 +229,47 @@ def test_a_nan_in_a_later_micro_batch_is_named(tmp_path: Path) -> None:
     assert [(one.cause, one.since) for one in found if one.severity != "info"] == [("nan-in-data", 30)]
 
 
+@pytest.mark.parametrize("where", ["inputs", "targets"])
+@pytest.mark.parametrize("as_number", [False, True])
+def test_a_nan_is_named_though_the_budget_left_out_its_batch(tmp_path: Path, where: str, as_number: bool) -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Linear(8, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.05)
+    with holter.watch(model, optimizer, run=tmp_path / "run", budget=0) as monitor:
+        for step in range(40):
+            batch = {"inputs": torch.randn(16, 8), "targets": torch.randn(16, 1)}
+            if step == 30:
+                batch[where][5, 0] = torch.nan
+            loss = torch.nn.functional.mse_loss(model(batch["inputs"]), batch["targets"])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            monitor.log(**batch, loss=loss.item() if as_number else loss)
+    found = holter.diagnose(holter.open_run(tmp_path / "run"))
+    assert [(one.cause, one.since) for one in found if one.severity != "info"] == [("nan-in-data", 30)]
+    assert "The batch held NaN" in found[0].advice
+
+
+def test_weights_that_are_lost_are_no_batch_that_is_bad(tmp_path: Path) -> None:
+    """The loss is lost for another reason: every batch is looked at from then on, and each is clean."""
+    model = torch.nn.Linear(8, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.05)
+    with holter.watch(model, optimizer, run=tmp_path / "run", budget=0) as monitor:
+        for step in range(40):
+            if step == 30:
+                torch.nn.init.constant_(model.weight, torch.nan)
+            inputs = torch.randn(16, 8)
+            loss = model(inputs).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            monitor.log(inputs=inputs, loss=loss)
+    steps, held = monitor.history.scalar("batch/first_nonfinite")
+    assert steps.tolist() == list(range(30, 40)) and not held.any()
+    found = holter.diagnose(holter.open_run(tmp_path / "run"))
+    assert "nan-in-data" not in [one.cause for one in found] and "may have held NaN" not in found[0].advice
+
+
 def test_lengths_beside_numbers_are_not_features(tmp_path: Path) -> None:
     """The loss starts far above that of zeros, so that an input of an odd size would be blamed for it."""
     torch.manual_seed(0)

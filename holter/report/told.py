@@ -32,7 +32,10 @@ _MOVED = 6.0  # robust deviations from its past, from which on a series has left
 _LEAST = 2  # values before the onset, for a past
 # Scalars that say nothing about why, or only of Holter.
 _SILENT = frozenset(
-    ("monitor_cost", "dropped", "optimizer_step", "gradient_nonfinite", "batch/repeated", "batch/nonfinite")
+    (
+        *("monitor_cost", "dropped", "optimizer_step", "gradient_nonfinite", "gradients_kept", "gradients_left"),
+        *("batch/repeated", "batch/nonfinite", "batch/first_nonfinite"),
+    )
 )
 _ALWAYS = ("loss", "gradient_norm")
 # What says how the machine fares, and the last batch of an epoch is a short one: signs of performance alone.

@@ -18,15 +18,22 @@ _FAR_GROWN = 5.0  # times the usual norm: what is kept shows in it, and not only
 _RISEN = 0.5  # of what the loss had gained: where it gives that back, gradients that are kept do harm
 _LEVEL = 8  # losses that stand for a level
 _LOOKS, _ALIKE = 4, 0.99  # looks in a row, and cosines at them that gradients of new batches do not have
+_LEFT, _SURE = "gradients_left", 2  # what lay in a gradient as a backward added to it, and looks in a row that tell
 _MOVES = 1e-4  # of a weight's size: a step that is shorter need not show in the loss
 
 
 def not_cleared(case: Case) -> Iterator[Suspicion]:
-    """zero-grad-missing: each gradient holds the one before it, so that they agree and grow.
+    """zero-grad-missing: each gradient holds the one before it. Where it was seen what a backward adds to, that alone
+    decides."""
+    yield from _left_behind(case) if len(case.chart.scalar(_LEFT)) else _agree_and_grow(case)
 
-    Gradients agree and grow as well where what is learnt runs ahead, as a Q-function does of its own targets; but there
-    they are new at every step. A stuck batch agrees too, but its norm and loss fall; with a loss of the wrong sign they
-    grow while it goes down.
+
+def _agree_and_grow(case: Case) -> Iterator[Suspicion]:
+    """As gradients do that hold those before them.
+
+    They agree and grow as well where what is learnt runs ahead, as a Q-function does of its own targets; but there they
+    are new at every step. A stuck batch agrees too, but its norm and loss fall; with a loss of the wrong sign they grow
+    while it goes down.
     """
     chart = case.chart
     if typical_now(chart, "update", "cosine") <= 0.9 or not _are_kept(chart):
@@ -62,6 +69,38 @@ def not_cleared(case: Case) -> Iterator[Suspicion]:
     yield found
     if has_grown:  # recorded again, so what the loss does meanwhile belongs to it
         yield replace(found, since=max(found.since, int(steps[-1])))
+
+
+def _left_behind(case: Case) -> Iterator[Suspicion]:
+    """Where each backward adds to the gradients of the step before."""
+    chart = case.chart
+    steps, left = column(chart.scalar(_LEFT))
+    if len(left) < _SURE or not (np.isfinite(left[-_SURE:]) & (left[-_SURE:] > 0)).all():
+        return
+    cleared = np.flatnonzero(left == 0)
+    first = int(cleared[-1]) + 1 if len(cleared) else 0
+    earliest = int(steps[first - 1]) + 1 if len(cleared) else 0
+    does_harm = _has_risen(chart)
+    yield Suspicion(
+        "zero-grad-missing",
+        "loop",
+        max(_kept_since(chart, int(steps[first])), earliest),
+        0.95,
+        Kind.FACT,
+        severity="critical" if does_harm else "warning",
+        evidence={"left": float(left[-1]), "looks": len(left) - first},
+        advice="When backward() begins, the gradients of the step before are still there, and it adds to them: call "
+        "optimizer.zero_grad() before each backward().",
+        check=f"It worked if {_LEFT} is 0, or is not recorded any more.",
+    )
+
+
+def _kept_since(chart: Chart, step: int) -> int:
+    """Return the first of the steps up to this one in a row whose gradients lay in the tensors of the step before."""
+    kept = chart.scalar("gradients_kept").steps
+    kept = kept[kept <= step]
+    gaps = np.flatnonzero(np.diff(kept) > 1)
+    return int(kept[gaps[-1] + 1 if len(gaps) else 0]) if len(kept) else step
 
 
 def _has_risen(chart: Chart) -> bool:

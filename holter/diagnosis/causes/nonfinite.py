@@ -20,7 +20,7 @@ def not_finite(case: Case) -> Iterator[Suspicion]:
     bad[:, _on_purpose(series)] = False
     rows = np.flatnonzero(bad.any(axis=1))
     if not len(rows):
-        yield from _not_finite_later(case)
+        yield from _not_finite_unmeasured(case)
         return
     since = _cluster(series.steps[rows])
     first = np.flatnonzero(series.steps == since)[0]
@@ -30,14 +30,17 @@ def not_finite(case: Case) -> Iterator[Suspicion]:
     yield from _nan_in_data(case, since, int(series.steps[rows[-1]]), f"{layers[0]} held {count:,.0f}", evidence)
 
 
-def _not_finite_later(case: Case) -> Iterator[Suspicion]:
-    """In a micro-batch after the first of its step, of which no more is known."""
-    series = case.chart.scalar("batch/nonfinite")
-    with np.errstate(invalid="ignore"):
-        steps = series.steps[series.values[:, 0] > 0] if len(series) else series.steps
-    if len(steps) and not _on_purpose(series).any():
-        since, evidence = _cluster(steps), {"batches": len(steps), "micro_batch": "not the first"}
-        yield from _nan_in_data(case, since, int(steps[-1]), "A later micro-batch held", evidence)
+def _not_finite_unmeasured(case: Case) -> Iterator[Suspicion]:
+    """In a micro-batch whose rows were not measured, of which no more is known."""
+    for name, held in (("batch/first_nonfinite", "The batch"), ("batch/nonfinite", "A later micro-batch")):
+        series = case.chart.scalar(name)
+        with np.errstate(invalid="ignore"):
+            steps = series.steps[series.values[:, 0] > 0] if len(series) else series.steps
+        if len(steps) and not _on_purpose(series).any():
+            which = "the first" if held == "The batch" else "not the first"
+            evidence: dict[str, object] = {"batches": len(steps), "micro_batch": which}
+            yield from _nan_in_data(case, _cluster(steps), int(steps[-1]), f"{held} held", evidence)
+            return
 
 
 def _nan_in_data(case: Case, since: int, last: int, held: str, evidence: dict[str, object]) -> Iterator[Suspicion]:

@@ -20,6 +20,7 @@ _LASTING = 12  # values in a row that lie outside
 _CREPT = 20  # values that stand for "now"
 _BEFORE = 20  # steps before it in which what led to it is looked for
 _WINDOW = 200  # steps in which a departure is looked for
+_FIRST_HELD = "batch/first_nonfinite"  # of a batch whose rows were not measured
 _FEW = 4  # values that stand for a level
 _BACK = 1.1  # times its level before: a series that is back there has recovered
 
@@ -121,7 +122,7 @@ def _unknown(case: Case, name: str, since: int, factor: float, severity: str) ->
 def _unseen(chart: Chart, since: int) -> str:
     """What is said of a batch of which it is not known whether it held the first NaN."""
     later = chart.scalar("batch/nonfinite").steps  # where several make a step
-    is_first_seen = since in chart.table("batch", "nonfinite").steps
+    is_first_seen = since in chart.table("batch", "nonfinite").steps or since in chart.scalar(_FIRST_HELD).steps
     if is_first_seen and (not len(later) or since in later):
         return ""
     which = f"{'A later micro-batch' if is_first_seen else 'The batch'} of step {since:,}"
