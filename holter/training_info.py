@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 import holter
-from holter.capture import Layers
+from holter.capture import Layers, parameters_of
 from holter.imitations import name_of
 from holter.layer_roles import roles_of, tied_parameters
 from holter.modules import named_modules, unwrapped
@@ -27,6 +28,7 @@ def describe_training(
     names = [(name, one) for name, one in zip(*layers.everything(), strict=True) if not is_lazy(one)]
     parts, tied = roles_of(model), tied_parameters(model)
     kinds = {name: type(module).__name__ for name, module in named_modules(model)}
+    replaced = _replaced(names, optimizers)
     others: dict[str, list[str]] = {}
     for other, name in tied.items():
         others.setdefault(name, []).append(other)
@@ -45,6 +47,7 @@ def describe_training(
                 "module": kinds.get(name.rpartition(".")[0], ""),
                 "selected": id(parameter) not in layers.left_out,
                 **({"tied_to": others[name]} if name in others else {}),
+                **({"replaced": True} if name in replaced else {}),
             }
             for name, parameter in names
         ],
@@ -54,6 +57,21 @@ def describe_training(
             "python": platform.python_version(),
         },
     }
+
+
+def _replaced(names: Iterable[tuple[str, nn.Parameter]], optimizers: Sequence[Optimizer]) -> set[str]:
+    """Return those that no optimizer holds while one holds a tensor in their shape that is not the model's: they took
+    the place of those after the optimizer was made."""
+    known = list(names)
+    own = {id(parameter) for _, parameter in known}
+    held = {id(parameter): parameter for optimizer in optimizers for parameter in parameters_of(optimizer)}
+    foreign = Counter(tuple(parameter.shape) for one, parameter in held.items() if one not in own)
+    found = set()
+    for name, parameter in known:
+        if id(parameter) not in held and foreign[tuple(parameter.shape)] > 0:
+            foreign[tuple(parameter.shape)] -= 1
+            found.add(name)
+    return found
 
 
 def _describe_layer(name: str, parameter: nn.Parameter) -> dict[str, Any]:

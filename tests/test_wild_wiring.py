@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from tests.wild_trainings import (
     CLASSES,
@@ -100,6 +101,7 @@ HEALTHY: dict[str, Callable[[], Training]] = {
     "heads by stages": lambda: Training(Tasks(lambda step: step // 20 % 2 == 1), vectors(), steps=90),
     "a rare head": lambda: Training(Tasks(lambda step: step % 10 == 9), vectors(), steps=60),
     "a probe on a backbone that is not frozen": lambda: only_head_held(Vit()),
+    "a probe with a loss of its own": lambda: probe_with_a_loss_of_its_own(),
     "adapters in a line": lambda: bottleneck(),
     "adapters": lambda: Training(adapted(Gpt()), sentences(8), steps=20),
 }
@@ -148,6 +150,27 @@ def adapters_beside_a_head() -> Training:
     model = adapted(Gpt())
     model.head.requires_grad_(True)
     return Training(model, sentences(8), optimizer=torch.optim.AdamW(model.head.parameters(), 1e-3))
+
+
+def body_made_after_the_optimizer() -> Training:
+    """All but the head is loaded anew: what the optimizer holds is most of a model that is gone."""
+    model, other = Vit(), Vit()
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    for name, part in other.named_children():
+        if name != "head":
+            setattr(model, name, part)
+    for name, own in other.named_parameters(recurse=False):
+        setattr(model, name, own)
+    return Training(model, images(), optimizer=optimizer)
+
+
+def probe_with_a_loss_of_its_own() -> Training:
+    """The optimizer holds the head, and a number of the loss; the body is left alone on purpose."""
+    model, temperature = Vit(), nn.Parameter(torch.tensor(1.0))
+    optimizer = torch.optim.AdamW([*model.get_submodule("head").parameters(), temperature], 1e-3)
+    return Training(
+        model, images(), optimizer=optimizer, loss=lambda output, y: F.cross_entropy(output * temperature.exp(), y)
+    )
 
 
 def frozen_head() -> Training:
@@ -215,6 +238,7 @@ FAULTS: dict[str, tuple[Callable[[], Training], str, str | None]] = {
         "optimizer-holds-other-parameters",
         "h.0.q.lora_a",
     ),
+    "a body after the optimizer": (body_made_after_the_optimizer, "optimizer-holds-other-parameters", "cls"),
     "adapters beside a head": (adapters_beside_a_head, "optimizer-holds-other-parameters", "h.0.q.lora_a"),
     "a frozen adapter": (one_frozen_adapter, "layer-frozen", "h.1.q.lora_a"),
     "a frozen head": (frozen_head, "layer-frozen", "head"),

@@ -257,7 +257,7 @@ def _unheld(chart: Chart, layers: Sequence[str], learning: Sequence[str]) -> Ite
         layers = [name for name in layers if known.get(name) != 0]
     if not layers:
         return
-    if not _are_chosen(chart, layers):
+    if not _are_chosen(chart, layers) and not all(chart.told(name, "replaced") for name in layers):
         if is_upstream(chart, layers, learning):
             return
         if learning and elements(chart, layers) > 0.5 * elements(chart, (*layers, *learning)):
