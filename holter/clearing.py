@@ -11,9 +11,10 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
+from torch.utils.hooks import RemovableHandle, unserializable_hook
 
 from holter.problems import Problems
+from holter.replays import is_captured
 
 _MOST_ELEMENTS = 1 << 16  # of the parameter: to look at one is then a launch and no time
 _MOST_ADDITIONS = 16  # between two steps, so that many micro-batches cost no more than that many launches
@@ -74,11 +75,14 @@ class Clearing:
 def _hook_of(clearing: weakref.ref[Clearing]) -> Callable[[Tensor], None]:
     def look(_: Tensor) -> None:
         one = clearing()
-        if one is not None and not torch.compiler.is_compiling():  # compiled autograd traces hooks
+        # Compiled autograd traces hooks, and what is captured would become part of the user's graph.
+        if one is not None and not torch.compiler.is_compiling() and not is_captured():
             with one._problems.contained("look at a gradient before a backward adds to it"):
                 one.look()
 
-    return look
+    # Unmarked, torch would warn where the parameter is sent to another process.
+    marked: Callable[[Tensor], None] = unserializable_hook(look)  # type: ignore[no-untyped-call]
+    return marked
 
 
 def _take_away(handle: RemovableHandle, parameter: weakref.ref[Tensor], had_none: bool) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import io
+import pickle
 import warnings
 from collections.abc import Callable
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import pytest
@@ -200,9 +202,17 @@ def test_nothing_stays_on_the_parameters() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # torch warns of hooks that it does not store
         torch.save(model.state_dict(), io.BytesIO())
+        assert b"holter" not in pickle.dumps(model[2])
+        ForkingPickler.dumps(model[2].bias)  # as it is sent to another process
         assert all(one._backward_hooks is None for one in copy.deepcopy(model).parameters())
     monitor.close()
     assert all(parameter._backward_hooks is None for parameter in model.parameters())
+
+
+def test_what_is_captured_is_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would become part of the user's CUDA graph, and run at each replay."""
+    monkeypatch.setattr(clearing, "is_captured", lambda: True)
+    assert looks(train(None)[1]) == {}
 
 
 def test_a_look_that_fails_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
