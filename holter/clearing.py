@@ -81,7 +81,7 @@ def _hook_of(clearing: weakref.ref[Clearing]) -> Callable[[Tensor], None]:
                 one.look()
 
     # Unmarked, torch would warn where the parameter is sent to another process.
-    marked: Callable[[Tensor], None] = unserializable_hook(look)  # type: ignore[no-untyped-call]
+    marked: Callable[[Tensor], None] = unserializable_hook(look)
     return marked
 
 
