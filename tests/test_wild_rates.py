@@ -11,7 +11,7 @@ import torch
 from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn import functional as F
-from torch.optim import SGD, Adam
+from torch.optim import SGD, Adam, RMSprop
 
 import holter
 from holter.diagnosis.causes import divergence
@@ -89,6 +89,11 @@ SOUND: dict[str, tuple[Training, int]] = {
         regression(lambda p, y: 1e-6 * F.mse_loss(p, y), lambda p: wild.Lamb(p, 1e-2, eps=1e-6)),
         60,
     ),
+    "RMSprop as Inception is trained, with an eps of 1": (
+        regression(F.cross_entropy, lambda p: RMSprop(p, 0.045, eps=1.0, momentum=0.9), wild.classes, outputs=4),
+        60,
+    ),
+    "a large eps whose rate fits, to the end": (regression(optimizer=lambda p: Adam(p, 0.1, eps=0.1)), 200),
     "units that nothing uses": (regression(lambda p, y: F.mse_loss(p[:, :1], y), outputs=400), 60),
     "one weight, near zero": (lambda: _line(nn.Linear(1, 1, bias=False), 0.02), 30),
     "one example a step": (regression(optimizer=lambda p: SGD(p, 1e-2), size=1), 120),
@@ -124,6 +129,7 @@ def _adam(parameters: object) -> torch.optim.Optimizer:
         (regression(optimizer=lambda p: Adam(p, 0.5)), "lr-too-high"),
         (lambda: _line(nn.Linear(1, 1, bias=False), 0.0, 30.0), "lr-too-high"),
         (regression(optimizer=lambda p: Adam(p, 3e-3, eps=1.0)), "adam-eps-dominates"),
+        (regression(optimizer=lambda p: RMSprop(p, 3e-3, eps=1.0)), "adam-eps-dominates"),
     ],
 )
 def test_what_is_wrong_with_a_rate_is_still_named(training: Training, cause: str) -> None:

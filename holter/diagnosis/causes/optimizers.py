@@ -30,6 +30,8 @@ _TIGHT = 50.0  # times its limit
 _LOOKS_BACK = 200
 _UNUSED = 0.95  # of a layer: the rest says little
 _GREW = 10.0  # times the first norms
+_OPENING = 6  # measured updates: every tenth step
+_LONG = 2e-3  # of the weights: with an eps by mistake steps are up to 6e-4, with one that is meant 5e-3 and more
 _OUTGROWN = 3.0  # of g / sqrt(v)
 _APART = 5  # steps: what comes sooner belongs to the same outlier
 _GIVEN_BACK = (
@@ -237,6 +239,8 @@ def eps_dominates(case: Case) -> Iterator[Suspicion]:
     if len(zeros) and known_median(zeros) > 0.5:
         return  # no gradient, no second moment: another trouble
     below = np.flatnonzero(shares <= 0.5)
+    if not len(below) and _began_with_long_steps(chart):
+        return
     since = int(steps[below[-1] + 1]) if len(below) else int(steps[0])
     yield Suspicion(
         "adam-eps-dominates",
@@ -273,6 +277,14 @@ def _steps_are_shares(chart: Chart) -> bool:
         return False
     rate = rates[np.minimum(np.searchsorted(at, steps[-3:]), len(rates) - 1)]
     return bool((np.abs(ratios[-3:] - rate) < 0.1 * rate).all())
+
+
+def _began_with_long_steps(chart: Chart) -> bool:
+    """Return whether the rate fits the large eps, as in Inception's recipe of RMSprop and in AvaGrad. The first steps
+    tell: later ones shrink with the gradient."""
+    ratios = chart.table("update", "ratio")
+    first = median(ratios.opening[:_OPENING, matrices(chart, ratios)].T)
+    return bool(known_median(first) > _LONG)
 
 
 def second_moment_lags(case: Case) -> Iterator[Suspicion]:
