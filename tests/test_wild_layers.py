@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tests.wild_trainings import CLASSES, INPUTS, Mamba, Training, alarms, images, numbers, sentences, vectors
+import holter
+from tests.wild_trainings import CLASSES, INPUTS, WORDS, Mamba, Training, alarms, images, numbers, sentences, vectors
 
 
 @pytest.fixture(autouse=True)
@@ -328,3 +329,33 @@ def test_inputs_that_are_too_large_are_no_weights_that_are_too_small() -> None:
     parts = [first, nn.GELU(), nn.LayerNorm(14), second, nn.GELU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
     model = nn.Sequential(*parts, nn.Linear(16, CLASSES))
     assert alarms(Training(model, pixels, steps=30))[:1] == [("input-scale", None)]
+
+
+class MeanOfWords(nn.Module):
+    """A number for each text."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.head = nn.Embedding(WORDS, 16), nn.Linear(16, 1)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        out: Tensor = self.head(self.words(tokens).mean(1))
+        return out
+
+
+@pytest.mark.parametrize("has_targets", [True, False])
+def test_a_number_that_is_learnt_from_a_text_is_no_logit_that_drifts(has_targets: bool) -> None:
+    torch.manual_seed(0)
+    model = MeanOfWords()
+    optimizer = torch.optim.SGD(model.parameters(), 0.002, momentum=0.9)
+    with holter.watch(model, optimizer, run=False) as monitor:
+        for _ in range(60):
+            tokens = torch.randint(WORDS, (16, 20))
+            wanted = 3 + (tokens == 5).float().sum(1, keepdim=True)
+            loss = nn.functional.mse_loss(model(tokens), wanted)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            monitor.log(loss=loss, inputs=tokens, **({"targets": wanted} if has_targets else {}))
+        assert monitor.flush(30)
+        assert not [finding for finding in monitor.findings if finding.severity != "info"]

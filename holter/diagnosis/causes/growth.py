@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from holter.diagnosis.anatomy import elements, fan_in, is_within, output_matrix, owner
-from holter.diagnosis.causes.batches import label_entropies
+from holter.diagnosis.causes.batches import label_entropies, targets_of
 from holter.diagnosis.chart import Chart, until_news
 from holter.diagnosis.evidence import matrices
 from holter.diagnosis.suspicion import Case, Kind, Suspicion
@@ -333,7 +333,12 @@ def logit_drift(case: Case) -> Iterator[Suspicion]:
 @until_news
 def _has_logits(chart: Chart) -> bool:
     """Whether the outputs are those of classes, as the targets or tokens tell: values and prices may well drift."""
-    return label_entropies(chart)[1] >= 0 or len(chart.scalar("tokens_per_second")) > 0
+    if label_entropies(chart)[1] >= 0:
+        return True
+    output = output_matrix(chart)
+    is_number = output is not None and chart.shape(output)[0] == 1
+    is_of_values = is_number or bool(targets_of(chart.table("batch", "size")))  # numbers learnt from a text
+    return not is_of_values and len(chart.scalar("tokens_per_second")) > 0
 
 
 _Drift = tuple[int, int, dict[str, object], str]  # since, and by which look
