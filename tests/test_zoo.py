@@ -7,9 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
 from zoo.judging import Planted, Row, judge, judge_planted
 from zoo.result import Result, Seen, Told, read, write
+from zoo.sight import hashes
 from zoo.table import document, failures, healthy_table
 from zoo.training import Fault
 
@@ -105,3 +108,11 @@ def test_a_result_survives_its_file(tmp_path: Path) -> None:
     full = changed(findings=(ALARM,), clipped={1: 0.5})
     write(full, tmp_path / "result.json")
     assert read(tmp_path / "result.json") == full
+
+
+def test_a_buffer_without_strides_has_a_hash() -> None:
+    """torch calls it contiguous, and cannot view it as bytes."""
+    module, plain = nn.Module(), nn.Module()
+    module.register_buffer("scale", torch.tensor(0.5).expand(1))
+    plain.register_buffer("scale", torch.tensor([0.5]))
+    assert hashes([module]) == hashes([plain])

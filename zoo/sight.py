@@ -78,7 +78,7 @@ def hashes(modules: Iterable[nn.Module]) -> dict[str, str]:
     found = {}
     for place, module in enumerate(modules):
         for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
-            plain = tensor.detach().cpu().contiguous().reshape(-1)
+            plain = tensor.detach().cpu().clone(memory_format=torch.contiguous_format).reshape(-1)
             raw = plain.view(torch.uint8) if plain.numel() else plain
             found[f"{place}.{name}"] = hashlib.sha256(raw.numpy().tobytes()).hexdigest()
     return found
