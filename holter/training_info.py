@@ -65,7 +65,7 @@ def _replaced(names: Iterable[tuple[str, nn.Parameter]], optimizers: Sequence[Op
     known = list(names)
     own = {id(parameter) for _, parameter in known}
     held = {id(parameter): parameter for optimizer in optimizers for parameter in parameters_of(optimizer)}
-    foreign = Counter(tuple(parameter.shape) for one, parameter in held.items() if one not in own)
+    foreign = Counter(tuple(other.shape) for one, other in held.items() if one not in own and not is_lazy(other))
     found = set()
     for name, parameter in known:
         if id(parameter) not in held and foreign[tuple(parameter.shape)] > 0:

@@ -158,6 +158,31 @@ def test_norms_that_leap_without_a_loss_are_measured_by_the_first_ones() -> None
     assert unclipped((0.8, 3e-3), leap=200.0, lost=0.0, has_loss=False) == []
 
 
+@pytest.mark.parametrize(
+    ("lost", "lasts", "norm_after", "named"),
+    [
+        (1.5, 120, 1.0, True),  # nothing is left of what was learnt, and gradients are as long as before
+        (1.5, 10, 1.0, True),
+        (0.7, 120, 1.0, False),  # one such step is not enough where half is left
+        (1.5, 120, 30.0, False),  # gradients stay long: it runs away
+        (1.5, 120, 1e-3, False),  # or die
+    ],
+)
+def test_one_norm_that_leaps_is_the_clips_where_it_alone_undoes_the_training(
+    lost: float, lasts: int, norm_after: float, named: bool
+) -> None:
+    doctor, random = Doctor({}, [optimizers.no_clip]), np.random.default_rng(0)
+    for step in range(240):
+        part = min(1.0, step / 60)
+        loss = 2.3 * (0.8 / 2.3) ** part * (1 + 0.02 * random.standard_normal()) + (
+            lost if 0 < step - 120 <= lasts else 0
+        )
+        norm = 0.5 * (1 + 0.1 * random.random()) * (60.0 if step == 120 else norm_after if step > 120 else 1.0)
+        doctor.take(Record(step, float(step), {"gradient_norm": norm, "loss": loss}))
+    doctor.finish()
+    assert [(one.cause, one.since) for one in doctor.findings] == ([("clipping-missing", 120)] if named else [])
+
+
 def test_how_much_of_its_gain_a_loss_gives_back() -> None:
     chart = Chart({})
     for step, loss in enumerate([2.0] * 5 + [1.0] * 20 + [1.5] * 8):

@@ -38,28 +38,31 @@ _GIVEN_BACK = (
     0.25  # of what the loss has gained since the start: a flow recovers from giving back 0.17 by itself, while
 )
 # trainings that a clip mends give back 0.3 and more (holter clinic score --only 'clipping-missing/*')
+_ALL = 0.9  # of that gain: one outlier after which next to nothing is left of it is enough
+_BRIEF = 4  # values of an outlier: those that follow it are of a model that it threw off
 _NOTHING = 0.02  # of that gain: near the end of a training a loss that doubles may give back less
 _LASTS = (4, 8)  # steps after an outlier, over which the loss is judged: a momentum takes some to show
 _ABOVE_FIRST = 8.0  # times the first norms, of an outlier where no loss is logged
+_AS_LONG = 3.0  # times the usual norm, and its inverse: within, gradients are what they were before an outlier
 _PINNED = 1e-3  # of its size that a norm varies by where it is cut to the same one at every step
 
 
 def no_clip(case: Case) -> Iterator[Suspicion]:
     """clipping-missing: single steps with a norm far above the usual, after which the loss gives back a part of what it
-    had gained, and from which the training recovers. Near the end of a training norms are small, and those that are
-    many times as long are no longer than the first."""
+    had gained, and gradients are as long as before, or the training recovers. Near the end of a training norms are small,
+    and those that are many times as long are no longer than the first."""
     chart = case.chart
     if len(chart.scalar("clip_norm")):
         return
     spikes = [
         event
         for event in case.lately("gradient_norm", _LOOKS_BACK, direction=1)
-        if event.until is not None and event.values <= 3 and 8 <= event.factor < np.inf
+        if event.until is not None and event.values <= _BRIEF and 8 <= event.factor < np.inf
     ]
     spikes = [e for e in spikes if data_is_usual(case, e.since) and rate_is_flat(chart, e.since - 3, e.since)]
-    spikes = [e for e in spikes if _did_harm(chart, e.since) and _has_recovered(chart, e.since)]
+    spikes = [e for e in spikes if _did_harm(chart, e.since) and _is_over(chart, e.since)]
     apart = 1 + sum(later.since - e.since > _APART for e, later in itertools.pairwise(spikes))
-    if not spikes or (apart < 2 and not any(e.factor >= 100 for e in spikes)):
+    if not spikes or (apart < 2 and not any(e.factor >= 100 or given_back(chart, e.since) > _ALL for e in spikes)):
         return
     _, norms = column(chart.scalar("gradient_norm"))
     limit = float(np.nanquantile(norms[np.isfinite(norms)], 0.9))
@@ -101,8 +104,15 @@ def given_back(chart: Chart, step: int) -> float:
     return (worst - was) / gained if gained > 0 else float("inf")
 
 
-def _has_recovered(chart: Chart, step: int) -> bool:
-    """Whether the loss is back where it was before this step."""
+def _is_over(chart: Chart, step: int) -> bool:
+    """Whether the loss is back where it was before this step, or it was this step alone that threw it up: gradients are
+    as long again as before."""
+    norms = chart.scalar("gradient_norm")
+    usual, now = norms.before(step, 16)[:, 0], norms.since(step + 4)[:8, 0]
+    if len(usual) >= 8 and len(now) >= 8:
+        size = overall_median(usual)
+        if size / _AS_LONG < overall_median(now) < size * _AS_LONG:
+            return True
     series = chart.scalar("loss")
     before, after = series.before(step, 16)[:, 0], series.since(step + 4)[:8, 0]
     if not len(before):
