@@ -49,8 +49,8 @@ _PINNED = 1e-3  # of its size that a norm varies by where it is cut to the same 
 
 def no_clip(case: Case) -> Iterator[Suspicion]:
     """clipping-missing: single steps with a norm far above the usual, after which the loss gives back a part of what it
-    had gained, and gradients are as long as before, or the training recovers. Near the end of a training norms are small,
-    and those that are many times as long are no longer than the first."""
+    had gained, and gradients are as long as before, or the training recovers. Near the end of a training norms are
+    small, and those that are many times as long are no longer than the first."""
     chart = case.chart
     if len(chart.scalar("clip_norm")):
         return
