@@ -35,7 +35,7 @@ browser:
 bench: $(READY)
 	@$(BIN)/python -m benchmarks.overhead
 
-# Real trainings through packages of others, in an environment of their own (gigabytes; then ten minutes on two cores).
+# Real trainings through packages of others, in an environment of their own (gigabytes; then six to ten minutes on two cores).
 zoo: .venv-zoo/.ready
 	@.venv-zoo/bin/python -m zoo --jobs $(JOBS) --into docs/zoo.md
 
