@@ -97,7 +97,7 @@ class GradientReads:
         self._clearings: dict[int, tuple[Clearing, int]] = {}  # by optimizer, and for how many steps it has kept them
 
     def close(self) -> None:
-        for clearing, _ in self._clearings.values():
+        for clearing, _ in list(self._clearings.values()):  # another thread may close
             clearing.leave()
         self._clearings.clear()
 
