@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 from torch._subclasses import FakeTensor
 
@@ -56,6 +55,12 @@ class Told:
 
     def has_any(self, names: Mapping[str, Any]) -> bool:
         return not (self.values.keys() | self.batch).isdisjoint(names)
+
+    @property
+    def has_lost_loss(self) -> bool:
+        """Whether the last loss is known, without a wait, to be no finite number."""
+        last = self.values.get("loss", ())[-1:]
+        return any(isinstance(loss, float) and not math.isfinite(loss) for loss in last)
 
     def amounts(self) -> Iterator[tuple[str, float]]:
         """Size and throughput, over all micro-batches, as scalars.
@@ -168,23 +173,26 @@ class Logged:
         return self._forwards_are_visible or not last.has_any(values)
 
     def _add_all(self, draft: Draft, told: Told, values: Mapping[str, Any]) -> None:
-        is_lost = _is_lost(values.get("loss"))
+        batches = {}
         for name, value in values.items():
             if name in OWN or name.startswith(OWN_PREFIXES):
                 self._problems.add(f"log {name}", Complaint(f"that name is Holter's own; it is kept as logged/{name}"))
                 name = f"logged/{name}"
+            if name in (INPUTS, TARGETS) and not isinstance(value, int | float):
+                batches[name] = value
+                continue
             with self._problems.contained(f"log {name}"):
-                if name in (INPUTS, TARGETS) and not isinstance(value, int | float):
-                    self._add_batch(draft, told, name, value, is_lost)
-                else:
-                    # Several in one step, micro-batches say, are one value: their mean, also where a part comes late.
-                    number = scalar_of(value)
-                    told.values.setdefault(name, []).append(number)
-                    draft.values[name] = list(told.values[name])
+                # Several in one step, micro-batches say, are one value: their mean, also where a part comes late.
+                number = scalar_of(value)
+                told.values.setdefault(name, []).append(number)
+                draft.values[name] = list(told.values[name])
+        for name, value in batches.items():
+            with self._problems.contained(f"log {name}"):
+                self._add_batch(draft, told, name, value)
 
-    def _add_batch(self, draft: Draft, told: Told, name: str, value: Any, is_lost: bool) -> None:
+    def _add_batch(self, draft: Draft, told: Told, name: str, value: Any) -> None:
         """All micro-batches count; what is measured, the first stands for the step. Any may hold a NaN, and most of all
-        one whose loss `is_lost`."""
+        one whose loss is lost."""
         is_first = name not in told.batch
         told.batch.add(name)
         if name == INPUTS:
@@ -199,18 +207,11 @@ class Logged:
             draft.rows += rows
             if rows:
                 return
-        is_bad = self._role.holds_nonfinite(name, tensors, is_lost)
+        is_bad = self._role.holds_nonfinite(name, tensors, told.has_lost_loss)
         if is_bad is not None:
             known = told.values.setdefault(FIRST_NONFINITE if is_first else NONFINITE, [])
             known.append(is_bad)
             draft.values[FIRST_NONFINITE if is_first else NONFINITE] = list(known)
-
-
-def _is_lost(loss: Any) -> bool:
-    """Return whether this is known, without a wait, to be no finite number."""
-    if isinstance(loss, Tensor) and loss.device.type == "cpu" and loss.numel() == 1 and type(loss) is Tensor:
-        return not bool(torch.isfinite(loss.detach()).all())
-    return isinstance(loss, float) and not math.isfinite(loss)
 
 
 def scalar_of(value: Any) -> float | Tensor:

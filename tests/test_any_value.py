@@ -299,3 +299,16 @@ def test_a_norm_that_is_no_number_is_told_and_the_step_is_recorded(norm: Tensor)
     loop.optimizer.step()
     assert monitor.history.scalar("clip_norm")[0].size == 0 and len(monitor.history.series("gradient", "norm")[0]) == 1
     assert len(monitor.findings) == 1
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_loss_of_any_dtype_costs_no_value_beside_it(dtype: torch.dtype) -> None:
+    """Whether the loss is finite is asked before the batch is looked at."""
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loss = one(dtype)
+    with holter.watch(model, optimizer, run=False, machine=False) as monitor:
+        model(torch.ones(2, 3)).sum().backward()
+        optimizer.step()
+        monitor.log(loss=raw(dtype) if loss is None else loss, inputs=torch.ones(2, 3), accuracy=0.5)
+    assert monitor.history.scalar("accuracy")[1].tolist() == [0.5] and "batch" in monitor.history.roles
