@@ -94,7 +94,8 @@ class GradientReads:
         self._before: dict[int, tuple[int, weakref.ref[Tensor]]] = {}
         self._are_kept = False  # whether gradients of this training step lie in the tensors of the one before
         self._left: list[float | Tensor] = []  # in gradients as this training step's backwards added to them
-        self._clearings: dict[int, tuple[Clearing, int]] = {}  # by optimizer, and for how many steps it has kept them
+        # And for how many steps the optimizer's gradients have been kept. One that is gone takes its hook along.
+        self._clearings: weakref.WeakKeyDictionary[Optimizer, tuple[Clearing, int]] = weakref.WeakKeyDictionary()
 
     def close(self) -> None:
         for clearing, _ in list(self._clearings.values()):  # another thread may close
@@ -272,14 +273,14 @@ class GradientReads:
 
     def _follow_clearing(self, optimizer: Optimizer, is_kept: bool) -> None:
         """See whether they were cleared, at the first steps that keep their tensors and at some of the later ones."""
-        clearing, steps = self._clearings.pop(id(optimizer), (None, 0))
+        clearing, steps = self._clearings.pop(optimizer, (None, 0))
         left = clearing.take() if clearing is not None else None
         if left is not None:
             self._left.append(left)
         if not is_kept or self._settings.budget == 0 or len(self._clearings) >= _MOST_CLEARINGS:
             return
         clearing = clearing or Clearing(self._problems)
-        self._clearings[id(optimizer)] = clearing, steps + 1
+        self._clearings[optimizer] = clearing, steps + 1
         if steps < _OFTEN or steps % _SELDOM == 0:
             clearing.watch(parameters_of(optimizer))
 

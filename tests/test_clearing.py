@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from torch.optim import Optimizer
 
 import holter
-from holter import clearing
+from holter import clearing, gradient_reads
 
 STEPS = 40
 TRUE = torch.randn(20, 10, generator=torch.Generator().manual_seed(1))
@@ -207,6 +207,20 @@ def test_nothing_stays_on_the_parameters() -> None:
         assert all(one._backward_hooks is None for one in copy.deepcopy(model).parameters())
     monitor.close()
     assert all(parameter._backward_hooks is None for parameter in model.parameters())
+
+
+def test_an_optimizer_that_is_gone_takes_its_hook_along() -> None:
+    """A new one, as after every task or stage, is looked at however many there were before."""
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    with holter.watch(model, optimizer, run=False, machine=False) as monitor:
+        for _ in range(2 * gradient_reads._MOST_CLEARINGS):
+            for _ in range(4):
+                loss_of(model).backward()
+                optimizer.step()
+            assert sum(len(one._backward_hooks or ()) for one in model.parameters()) == 1
+            optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    assert max(looks(monitor)) >= 4 * 2 * gradient_reads._MOST_CLEARINGS - 2
 
 
 def test_what_is_captured_is_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
